@@ -65,28 +65,9 @@ def nearest_frames(value: int, stride: int) -> int:
 
 
 def fit_size(width: int, height: int, *, area: int, multiple: int) -> tuple[int, int]:
-    """The allowed (width, height) of about `area` pixels whose shape is nearest to that of a `width` x `height` picture."""
+    """The allowed (width, height) of about `area` pixels, shaped like a `width` x `height` picture."""
     scale = math.sqrt(area / (width * height))
     return nearest_multiple(width * scale, multiple), nearest_multiple(height * scale, multiple)
-
-
-def strength_first_step(num_inference_steps: int, strength: float) -> int:
-    """The step that image-to-image starts at (diffusers' img2img pipelines): strength is the share of steps still taken.
-
-    Raises BadRequestError when no step would be left.
-    """
-    kept = min(num_inference_steps * strength, num_inference_steps)
-    first = int(max(num_inference_steps - kept, 0))
-    if first >= num_inference_steps:
-        raise BadRequestError(
-            f"strength {strength} of {num_inference_steps} steps leaves none to take; "
-            f"the least that does is {_least_strength(num_inference_steps)}"
-        )
-    return first
-
-
-def _least_strength(num_inference_steps: int) -> float:
-    return math.ceil(1000 / num_inference_steps) / 1000
 
 
 def _given(value: Any, default: Any) -> Any:
@@ -95,6 +76,10 @@ def _given(value: Any, default: Any) -> Any:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _whole(name: str, value: int, least: int, most: int) -> int:
@@ -133,7 +118,7 @@ def _optional(name: str, value: Any, default: Any, task: str) -> Any:
 
 
 def _scale(name: str, value: float, least: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < least:
+    if not (_is_number(value) and math.isfinite(value) and value >= least):
         raise BadRequestError(f"{name} must be a number of at least {least:g}, got {value!r}")
     return float(value)
 
