@@ -1,0 +1,1 @@
+"""From a checkpoint's name and a device to what runs: every wrapper applied in one readable place."""
