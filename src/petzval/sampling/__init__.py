@@ -1,0 +1,1 @@
+"""Sigma schedules, samplers, guidance branches, noise, and the trajectory."""
