@@ -1,1 +1,1 @@
-"""Pixels to files and back: pictures, clips, and the recipe that each output carries."""
+"""Pixels to files and files to pixels, and the record of a generation that travels inside the file. No torch."""
