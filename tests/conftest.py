@@ -80,6 +80,7 @@ def _guarded(name: str) -> Callable[..., Any]:
     def guarded(self: socket.socket, *args: Any) -> Any:
         address = args[-1]
         if not _stays_here(self.family, address):
+            self.close()
             raise NetworkBlockedError(f"tests must not use the network: {name} to {address!r}")
         return original(self, *args)
 
@@ -134,6 +135,7 @@ class _ParityTable:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if rows := sorted(set(self.config.stash[_rows])):
+            terminalreporter.ensure_newline()
             terminalreporter.section("parity")
             for line in _table([("family", "variant", "what", "value"), *rows]):
                 terminalreporter.write_line(line)
