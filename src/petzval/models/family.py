@@ -1,0 +1,77 @@
+"""The family contract: what every loaded checkpoint offers to sampling, tasks and engine.
+
+Shapes: B batch, T frames, H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from petzval.types import CheckpointId, ModelSpec, Plan, Request
+
+Attention = Callable[..., Tensor]
+"""(q_BLNK, k_BSNK, v_BSNK) -> BLNK, unmasked; and with `bias_S=` an additive float bias per key (see ops.attention)."""
+
+Conditioning = dict[str, Tensor]
+"""Named tensors a trajectory is conditioned on. Never changed in place: forks share them."""
+
+
+class Invariants(Protocol):
+    """All that stays constant over a trajectory's steps: text keys and values, rotary tables, modulation of every
+    timestep. Derived from plan and conditioning alone, so it is never saved, only computed again."""
+
+    def batch_key(self, step: int) -> Hashable:
+        """Trajectories whose latents have one shape and whose keys are equal may share a batch at these steps."""
+        ...
+
+
+class Family(Protocol):
+    """One loaded checkpoint of a family. Holds weights and facts, never the state of a generation."""
+
+    spec: ModelSpec
+    checkpoint: CheckpointId
+    device: torch.device
+
+    def plan(self, request: Request) -> Plan:
+        """Fill in the published defaults and decide the schedule. No tensors, no weights.
+
+        Raises BadRequestError naming the argument, what was given and the nearest allowed value.
+        """
+        ...
+
+    def encode(self, plan: Plan, images: Sequence[np.ndarray], generator: torch.Generator) -> Conditioning:
+        """Embed prompts and images (uint8 HWC RGB, any size; the family scales them).
+
+        `generator` (CPU) is read only where the published pipeline samples from the VAE's posterior.
+        """
+        ...
+
+    def latents_shape(self, plan: Plan) -> tuple[int, ...]:
+        """Shape of one sample's latents, without a batch axis: CHW for pictures, CTHW for clips."""
+        ...
+
+    def image_latents(self, plan: Plan, conditioning: Conditioning) -> Tensor:
+        """The clean latents that image-to-image re-noises. Only asked when `plan.schedule.first_step` may be above 0."""
+        ...
+
+    def invariants(self, plan: Plan, conditioning: Conditioning) -> Invariants: ...
+
+    def predict(
+        self, latents: Tensor, steps: Sequence[int], branches: Sequence[str], invariants: Sequence[Any]
+    ) -> Tensor:
+        """One forward for B rows: `latents` (float32, B first), and for each row its step, its guidance branch
+        ("cond" or "uncond") and its trajectory's invariants. Returns the prediction, float32, of the latents' shape.
+
+        All rows have one `batch_key`. `steps` index `plan.schedule.timesteps`, for which the invariants hold the
+        modulation; a row is never told more about the loop than that.
+        """
+        ...
+
+    def decode(self, plan: Plan, conditioning: Conditioning, latents: Tensor) -> Tensor:
+        """Latents of one sample -> pixels: float32 THWC in [0, 1] on the CPU (T = 1 for a picture)."""
+        ...

@@ -1,0 +1,1 @@
+"""Tasks: encode, denoise, decode."""

@@ -1,0 +1,1 @@
+"""Training: flow-matching fine-tuning, and the recipes that make the pocket models."""

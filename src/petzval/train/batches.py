@@ -1,0 +1,43 @@
+"""Training batches: which scenes, captions and noise a step sees, decided by the seed and the step alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from petzval.scenes.captions import caption
+from petzval.train.config import FlowConfig
+from petzval.train.flow import FlowBatch, draw_sigmas
+from petzval.train.latents import LatentSet
+
+
+class Batches:
+    """Makes the batch of any step, so that a resumed run goes on exactly as if it had never stopped."""
+
+    def __init__(self, pictures: LatentSet, clips: LatentSet, tokenizer: Any, config: FlowConfig) -> None:
+        self.pictures, self.clips, self.tokenizer, self.config = pictures, clips, tokenizer, config
+
+    def is_clip(self, train_step: int) -> bool:
+        late = train_step - self.config.clips_from
+        return len(self.clips) > 0 and late >= 0 and late % self.config.clips_every == 0
+
+    def at(self, train_step: int) -> FlowBatch:
+        config = self.config
+        rng = np.random.default_rng((config.seed, train_step))
+        generator = torch.Generator().manual_seed((config.seed << 32) + train_step)
+        data, size = (
+            (self.clips, config.batch_clips) if self.is_clip(train_step) else (self.pictures, config.batch_pictures)
+        )
+        rows = np.sort(rng.choice(len(data), size, replace=False))
+        latents = torch.from_numpy(data.latents[rows].astype(np.float32)).transpose(1, 2).contiguous()
+        weight = 1 + config.subject_weight * torch.from_numpy(data.coverage[rows].astype(np.float32))
+        texts = [caption(data.scenes[row], rng).text if rng.random() >= config.drop_prompt else "" for row in rows]
+        tokens = self.tokenizer(texts, padding="longest", return_tensors="pt")
+        sigma = draw_sigmas(size, config.timestep_mean, generator)[:, None].repeat(1, latents.shape[2])
+        if latents.shape[2] > 1:
+            given = torch.from_numpy(rng.random(size) < config.first_frame_given)
+            sigma[given, 0] = 0.0
+        noise = torch.randn(latents.shape, generator=generator)
+        return FlowBatch(latents, weight, tokens["input_ids"], tokens["attention_mask"], sigma, noise)

@@ -1,0 +1,152 @@
+"""Training configs: one frozen dataclass per stage, read from a TOML file whose keys are their fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from petzval.errors import BadRequestError
+from petzval.types import digest, to_json
+
+Section = TypeVar("Section")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which scenes are drawn and kept as latents on disk."""
+
+    pictures: int = 60_000
+    clips: int = 8_000
+    num_frames: int = 9
+    canvas: int = 128
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoencoderConfig:
+    """An autoencoder of the Wan layout that starts as a PCA of patches; its decoder is then trained."""
+
+    patch: int = 8
+    latent_channels: int = 16
+    encoder_dim: int = 40
+    decoder_dim: int = 96
+    pca_frames: int = 4_000
+    detail_power: float = 0.6
+    """Latents are scaled by each component's effect on pixels to this power: 0 whitens, 1 keeps pixel scale."""
+    steps: int = 4_000
+    batch: int = 16
+    learning_rate: float = 2e-4
+    edge_weight: float = 0.5
+    latent_noise: float = 0.04
+    """Noise (in units of the scaled latents) the decoder learns to remove: a generated latent is never exact."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """A small UMT5 encoder and its tokenizer, trained together with the transformer."""
+
+    vocabulary: int = 768
+    width: int = 128
+    num_layers: int = 2
+    num_heads: int = 4
+    max_tokens: int = 512
+    """What prompts are padded to by the published pipeline; more is an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """The Wan transformer's size."""
+
+    num_heads: int = 3
+    head_dim: int = 64
+    ffn_dim: int = 768
+    num_layers: int = 6
+    freq_dim: int = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowConfig:
+    """Flow matching: what is learned, for how long, how fast."""
+
+    steps: int = 8_000
+    decay_from: int = 5_000
+    """Step from which the learning rate falls linearly to zero at `steps`."""
+    warmup: int = 100
+    learning_rate: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    ema: float = 0.999
+    batch_pictures: int = 32
+    batch_clips: int = 4
+    clips_from: int = 3_000
+    """Step from which clips are learned too."""
+    clips_every: int = 2
+    """Then every so-many-th step is a batch of clips."""
+    timestep_mean: float = 0.3
+    """Timesteps are logit-normal with this mean and unit deviation."""
+    drop_prompt: float = 0.1
+    first_frame_given: float = 0.35
+    """Share of clips whose first frame is given clean, as in image-to-video."""
+    subject_weight: float = 2.0
+    """Extra weight of the loss where the subject is."""
+    seed: int = 0
+    save_every: int = 250
+    sample_every: int = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides a pocket checkpoint. Equal configs make equal weights on equal machines."""
+
+    name: str
+    data: DataConfig = field(default_factory=DataConfig)
+    autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)
+    text: TextConfig = field(default_factory=TextConfig)
+    transformer: TransformerConfig = field(default_factory=TransformerConfig)
+    flow: FlowConfig = field(default_factory=FlowConfig)
+
+    def digest(self, *sections: str) -> str:
+        """A digest of the named sections: what a stage's stored outcome depends on."""
+        record = to_json(self)
+        return digest({name: record[name] for name in sections})
+
+
+def read_config(path: Path) -> TrainConfig:
+    """Raises BadRequestError naming the file and the key that is unknown, missing or of the wrong type."""
+    try:
+        record = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadRequestError(f"config {path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadRequestError(f"config {path}: not TOML: {error}") from None
+    sections = {f.name: f.default_factory for f in dataclasses.fields(TrainConfig) if f.name != "name"}
+    if unknown := sorted(set(record) - set(sections) - {"name"}):
+        raise BadRequestError(f"config {path}: unknown {', '.join(unknown)}; allowed: name, {', '.join(sections)}")
+    if not isinstance(record.get("name"), str):
+        raise BadRequestError(f"config {path}: name must be a string, got {record.get('name')!r}")
+    made = {name: _section(path, name, make, record.get(name, {})) for name, make in sections.items()}  # type: ignore[arg-type]
+    return TrainConfig(name=record["name"], **made)
+
+
+def _section(path: Path, name: str, make: type[Section], record: dict[str, Any]) -> Section:
+    defaults: Any = make()
+    allowed = {f.name: getattr(defaults, f.name) for f in dataclasses.fields(defaults)}
+    values = {}
+    for key, value in record.items():
+        if key not in allowed:
+            raise BadRequestError(f"config {path}: unknown {name}.{key}; allowed: {', '.join(allowed)}")
+        wanted = type(allowed[key])
+        fits = isinstance(value, wanted) and not isinstance(value, bool)
+        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+            value, fits = float(value), True
+        if wanted is tuple and isinstance(value, list) and len(value) == len(allowed[key]):
+            value, fits = tuple(value), True
+        if not fits:
+            raise BadRequestError(f"config {path}: {name}.{key} must be {wanted.__name__}, got {value!r}")
+        values[key] = value
+    return make(**values)

@@ -1,0 +1,90 @@
+"""Scenes as latents on disk: drawn and encoded once, read by every later run of the same config.
+
+Shapes: T frames, H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from petzval.models.wan.vae import LatentScale, encode_frame
+from petzval.scenes.draw import Scene, draw, subject_mask
+from petzval.scenes.sample import sample_scene
+from petzval.train.autoencoder import to_model
+
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class LatentSet:
+    """Scaled latents (float16, N T C H W) with the scene each shows and how much of each 2x2 patch the subject covers."""
+
+    scenes: list[Scene]
+    latents: np.ndarray
+    coverage: np.ndarray
+    """float16, N T H/2 W/2"""
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+
+def draw_set(count: int, *, num_frames: int, canvas: int, seed: int) -> Iterator[tuple[Scene, np.ndarray, np.ndarray]]:
+    """`count` random training scenes with their frames and masks; single frames are pictures, more are clips."""
+    rng = np.random.default_rng((seed, num_frames))
+    for _ in range(count):
+        scene = sample_scene(rng, video=num_frames > 1)
+        mask_THW = subject_mask(scene, num_frames=num_frames, canvas=canvas)
+        yield scene, draw(scene, num_frames=num_frames, canvas=canvas), mask_THW
+
+
+def cached_set(
+    folder: Path, vae: Any, *, count: int, num_frames: int, canvas: int, seed: int, on_scene: Callable[[int], None]
+) -> LatentSet:
+    """The set of this size and seed, from `folder` if it was finished there, else drawn, encoded and stored."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{'clips' if num_frames > 1 else 'pictures'}-{count}-{num_frames}-{seed}"
+    latents_path, coverage_path, scenes_path = (folder / f"{stem}-{part}" for part in ("latents.npy", "coverage.npy", "scenes.json"))
+    if not scenes_path.exists():  # written last, so it says that the other two are whole
+        scenes = _encode_all(
+            latents_path, coverage_path, vae, count=count, num_frames=num_frames, canvas=canvas, seed=seed, on_scene=on_scene
+        )
+        scenes_path.write_text(json.dumps([asdict(scene) for scene in scenes]))
+    scenes = [Scene(**record) for record in json.loads(scenes_path.read_text())]
+    return LatentSet(scenes, np.load(latents_path, mmap_mode="r"), np.load(coverage_path, mmap_mode="r"))
+
+
+@torch.inference_mode()
+def _encode_all(
+    latents_path: Path,
+    coverage_path: Path,
+    vae: Any,
+    *,
+    count: int,
+    num_frames: int,
+    canvas: int,
+    seed: int,
+    on_scene: Callable[[int], None],
+) -> list[Scene]:
+    scale, side = LatentScale(vae.config), canvas // vae.config.scale_factor_spatial
+    latents = np.lib.format.open_memmap(
+        latents_path, "w+", np.float16, (count, num_frames, vae.config.z_dim, side, side)
+    )
+    coverage = np.lib.format.open_memmap(coverage_path, "w+", np.float16, (count, num_frames, side // 2, side // 2))
+    patch, scenes = canvas * 2 // side, []
+    for index, (scene, frames, mask_THW) in enumerate(draw_set(count, num_frames=num_frames, canvas=canvas, seed=seed)):
+        code = encode_frame(vae, to_model(frames))
+        latents[index] = scale.scale(code.transpose(0, 1)).transpose(0, 1).numpy()
+        blocks = mask_THW.reshape(num_frames, side // 2, patch, side // 2, patch)
+        coverage[index] = blocks.mean(axis=(2, 4))
+        scenes.append(scene)
+        on_scene(index + 1)
+    latents.flush()
+    coverage.flush()
+    return scenes

@@ -1,0 +1,138 @@
+"""The training loop: steps, averaging, learning rate, checkpoints, log and plot. What is learned comes in as functions."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from petzval.train.config import FlowConfig
+from petzval.train.flow import FlowBatch
+from petzval.train.state import RunState, load_state, save_state
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the loop tells after a step."""
+
+    train_step: int
+    num_steps: int
+    loss: float
+    kind: str
+    """"pictures" or "clips"."""
+    learning_rate: float
+    seconds: float
+    """Wall time of this step."""
+
+
+@dataclass(frozen=True)
+class LoopHooks:
+    """What happens beside the steps."""
+
+    on_progress: Callable[[Progress], None]
+    on_sample: Callable[[RunState], None]
+
+
+def learning_rate_factor(train_step: int, config: FlowConfig) -> float:
+    """Warm-up, then constant, then linear decay to zero."""
+    warm = min(1.0, (train_step + 1) / config.warmup)
+    left = (config.steps - train_step) / max(1, config.steps - config.decay_from)
+    return warm * min(1.0, max(0.0, left))
+
+
+def make_optimizer(model: nn.Module, config: FlowConfig) -> torch.optim.Optimizer:
+    """AdamW; decay on matrices alone."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+
+
+def train(
+    model: nn.Module,
+    batch_at: Callable[[int], FlowBatch],
+    loss_of: Callable[[FlowBatch], Tensor],
+    config: FlowConfig,
+    folder: Path,
+    digest: str,
+    hooks: LoopHooks,
+) -> RunState:
+    """Train to `config.steps`, going on from the folder's checkpoint if it has one. Raises FloatingPointError when the
+    loss is no longer finite (the last checkpoint is from before)."""
+    state = RunState.fresh(model, make_optimizer(model, config))
+    path = folder / "state.safetensors"
+    if path.exists():
+        load_state(state, path, digest)
+    log = (folder / "log.jsonl").open("a")
+    while state.train_step < config.steps:
+        started = time.perf_counter()
+        factor = learning_rate_factor(state.train_step, config)
+        for group in state.optimizer.param_groups:
+            group["lr"] = config.learning_rate * factor
+        batch = batch_at(state.train_step)
+        loss = take_step(state, loss_of(batch), config)
+        kind = "clips" if batch.latents_BCTHW.shape[2] > 1 else "pictures"
+        progress = Progress(
+            state.train_step, config.steps, loss, kind, config.learning_rate * factor, time.perf_counter() - started
+        )
+        log.write(json.dumps({"step": progress.train_step, "kind": kind, "loss": round(loss, 5)}) + "\n")
+        hooks.on_progress(progress)
+        if state.train_step % config.save_every == 0 or state.train_step == config.steps:
+            log.flush()
+            save_state(state, path, digest)
+        if state.train_step % config.sample_every == 0 or state.train_step == config.steps:
+            hooks.on_sample(state)
+    log.close()
+    return state
+
+
+def take_step(state: RunState, loss: Tensor, config: FlowConfig) -> float:
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise FloatingPointError(f"loss is {value} at step {state.train_step}")
+    state.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(state.model.parameters(), config.clip_norm)
+    state.optimizer.step()
+    state.train_step += 1
+    state.average(config.ema)
+    return value
+
+
+def read_log(path: Path) -> list[dict[str, float | str]]:
+    """Every step once: after a resume, steps since the last checkpoint stand twice in the file; the later one counts."""
+    by_step: dict[int, dict[str, float | str]] = {}
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        by_step[int(record["step"])] = record
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def plot_log(records: list[dict[str, float | str]], path: Path) -> None:
+    """Loss over steps, pictures and clips apart, smoothed over 50."""
+    import matplotlib  # an extra: only who trains needs it
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5))
+    for kind in ("pictures", "clips"):
+        rows = [(r["step"], float(r["loss"])) for r in records if r["kind"] == kind]
+        if len(rows) < 2:
+            continue
+        steps, losses = zip(*rows, strict=True)
+        window = min(50, len(losses))
+        smooth = torch.tensor(losses).unfold(0, window, 1).mean(1)
+        axes.plot(steps[window - 1 :], smooth, label=kind)
+    axes.set(xlabel="train step", ylabel="loss (velocity, weighted mean square)", yscale="log")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

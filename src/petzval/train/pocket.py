@@ -1,0 +1,153 @@
+"""The recipe of the pocket checkpoints: draw scenes, make the autoencoder, cache latents, train text and transformer.
+
+Each stage leaves its outcome in the run's folder and is skipped when that is there, so a killed run goes on where it
+was. Equal configs make equal weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKLWan
+from torch import Tensor
+
+from petzval.models.wan.dit import WanConfig, WanDiT
+from petzval.models.wan.vae import encode_frame
+from petzval.scenes.captions import caption
+from petzval.scenes.draw import Scene
+from petzval.train.autoencoder import pca_autoencoder, to_model, train_decoder
+from petzval.train.batches import Batches
+from petzval.train.config import TrainConfig
+from petzval.train.flow import TextToVelocity, dense_attention, flow_loss
+from petzval.train.latents import LatentSet, cached_set, draw_set
+from petzval.train.loop import LoopHooks, train
+from petzval.train.state import RunState
+from petzval.train.text import make_encoder, make_tokenizer
+
+Report = Callable[[str, int, int, str], None]
+"""(stage, done, total, note): how far a stage is."""
+
+
+def autoencoder(config: TrainConfig, folder: Path, report: Report) -> AutoencoderKLWan:
+    """The PCA autoencoder; with its decoder trained if that stage is done."""
+    trained, start = folder / "vae", folder / "vae-start"
+    for path in (trained, start):
+        if (path / "config.json").exists():
+            return AutoencoderKLWan.from_pretrained(path).eval()
+    frames = []
+    scenes = draw_set(config.autoencoder.pca_frames, num_frames=1, canvas=config.data.canvas, seed=config.data.seed + 1)
+    for index, (_, frame, _) in enumerate(scenes):
+        frames.append(frame)
+        report("principal components", index + 1, config.autoencoder.pca_frames, "")
+    vae = pca_autoencoder(np.concatenate(frames), config.autoencoder)
+    vae.save_pretrained(start)
+    return vae
+
+
+def train_autoencoder(config: TrainConfig, folder: Path, report: Report) -> AutoencoderKLWan:
+    """The stage that trains the decoder. The encoder does not change, so latents and transformer do not depend on it."""
+    vae = autoencoder(config, folder, report)
+    if (folder / "vae" / "config.json").exists():
+        return vae
+    total = config.autoencoder.steps
+    vae.train()
+
+    def on_step(train_step: int, loss: float) -> None:
+        report("decoder", train_step + 1, total, f"loss {loss:.4f}")
+
+    train_decoder(vae, _pixel_batches(vae, config), config.autoencoder, on_step)
+    vae.eval().save_pretrained(folder / "vae")
+    return vae
+
+
+def _pixel_batches(vae: AutoencoderKLWan, config: TrainConfig) -> Iterator[tuple[Tensor, Tensor]]:
+    """Frames of pictures and of clips (whose subjects have other sizes), endlessly."""
+    size, seed = config.autoencoder.batch, config.data.seed + 2
+    endless = 1 << 62
+    clips = draw_set(endless, num_frames=config.data.num_frames, canvas=config.data.canvas, seed=seed)
+    pictures = draw_set(endless, num_frames=1, canvas=config.data.canvas, seed=seed)
+    while True:
+        frames = [next(pictures)[1] for _ in range(size // 2)]
+        frames += [next(clips)[1][[0, -1]] for _ in range((size - len(frames)) // 2)]
+        pixels = to_model(np.concatenate(frames))
+        with torch.no_grad():
+            latents = encode_frame(vae, pixels)
+        yield latents, pixels
+
+
+def latent_sets(config: TrainConfig, folder: Path, vae: Any, report: Report) -> tuple[LatentSet, LatentSet]:
+    data = config.data
+
+    def cached(name: str, count: int, num_frames: int) -> LatentSet:
+        return cached_set(
+            folder / f"latents-{config.digest('autoencoder')}",
+            vae,
+            count=count,
+            num_frames=num_frames,
+            canvas=data.canvas,
+            seed=data.seed + 3,
+            on_scene=lambda done: report(name, done, count, ""),
+        )
+
+    return cached("pictures", data.pictures, 1), cached("clips", data.clips, data.num_frames)
+
+
+def text_parts(config: TrainConfig, scenes: list[Scene]) -> tuple[Any, Any]:
+    """Tokenizer and text encoder, untrained."""
+    rng = np.random.default_rng(config.data.seed + 4)
+    tokenizer = make_tokenizer([caption(scene, rng).text for scene in scenes], config.text)
+    return tokenizer, make_encoder(tokenizer, config.text)
+
+
+def make_model(config: TrainConfig, scenes: list[Scene]) -> tuple[TextToVelocity, Any]:
+    """The untrained model and its tokenizer; the same for the same config."""
+    torch.manual_seed(config.flow.seed)
+    tokenizer, encoder = text_parts(config, scenes)
+    size = config.transformer
+    dit_config = WanConfig(
+        num_attention_heads=size.num_heads,
+        attention_head_dim=size.head_dim,
+        in_channels=config.autoencoder.latent_channels,
+        out_channels=config.autoencoder.latent_channels,
+        text_dim=config.text.width,
+        freq_dim=size.freq_dim,
+        ffn_dim=size.ffn_dim,
+        num_layers=size.num_layers,
+    )
+    dit = WanDiT(dit_config, dense_attention)
+    # The output starts at zero: the first steps then learn the data's mean and not to undo noise of the weights.
+    torch.nn.init.zeros_(dit.proj_out.weight)
+    torch.nn.init.zeros_(dit.proj_out.bias)
+    return TextToVelocity(dit, encoder, config.text.max_tokens), tokenizer
+
+
+def train_transformer(
+    config: TrainConfig, folder: Path, report: Report, on_sample: Callable[[RunState, Any], None]
+) -> tuple[RunState, Any]:
+    """The stage that trains text encoder and transformer. Returns the run's state and the tokenizer."""
+    vae = autoencoder(config, folder, report)
+    pictures, clips = latent_sets(config, folder, vae, report)
+    model, tokenizer = make_model(config, pictures.scenes[:8000] + clips.scenes[:8000])
+    batches = Batches(pictures, clips, tokenizer, config.flow)
+    recent: dict[str, float] = {}
+
+    def on_progress(progress: Any) -> None:
+        recent[progress.kind] = 0.98 * recent.get(progress.kind, progress.loss) + 0.02 * progress.loss
+        losses = ", ".join(f"{kind} {loss:.3f}" for kind, loss in recent.items())
+        report("transformer", progress.train_step, progress.num_steps, f"loss {losses} ({progress.seconds:.2f} s/step)")
+
+    state = train(
+        model,
+        batches.at,
+        lambda batch: flow_loss(model, batch),
+        config.flow,
+        folder,
+        # A longer run, or a later decay, may go on from a shorter one; another model or data may not.
+        config.digest("data", "autoencoder", "text", "transformer"),
+        LoopHooks(on_progress, lambda state: on_sample(state, tokenizer)),
+    )
+    return state, tokenizer
