@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from diffusers import FluxTransformer2DModel
 
 from petzval.models.flux.dit import FluxConfig, FluxDiT
+from tests.models.flux.tiny import attention
 
 BASE = {
     "in_channels": 16,
@@ -39,10 +39,6 @@ CASES = {
     "bfloat16": ({**BASE, "guidance_embeds": True}, 2, (4, 4), 7, None, torch.bfloat16),
 }  # fmt: skip
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
-
-
-def attention(q, k, v):
-    return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
 
 
 def grid(index: int, size: tuple[int, int]) -> torch.Tensor:
@@ -97,7 +93,7 @@ def test_forward_parity(name, parity_row):
         prompt_rope=ours.rope(torch.zeros(prompt_tokens, 3)),
     )
     error = ((got - expected).abs().max() / expected.abs().max()).item()
-    parity_row("flux", name, "forward, max relative error", error)
+    parity_row("flux", name, "forward, max relative error", f"{error:.1e}")
     assert got.shape == expected.shape
     assert error <= BOUND[dtype]
 
