@@ -57,6 +57,12 @@ class Checkpoint:
             if not name.startswith("_") and not isinstance(value, list)
         }
 
+    def extra(self, file_name: str) -> dict[str, Any]:
+        """A JSON object beside model_index.json that not every checkpoint has; empty without it. Raises CheckpointError
+        naming the file when it is damaged."""
+        file = self.folder / file_name
+        return shards.read_json(file) if file.exists() else {}
+
     def component_folder(self, component: str) -> Path:
         """Where a component's files are. Raises CheckpointError when the checkpoint has no such component."""
         if component not in self.components():

@@ -46,6 +46,14 @@ def load_tokenizer(checkpoint: Checkpoint, component: str = "tokenizer") -> Any:
     """A tokenizer of transformers. Raises CheckpointError naming the component when a file is missing or damaged."""
     cls = _class(checkpoint, component, library="transformers", base="PreTrainedTokenizerBase")
     folder = checkpoint.folder / component
+    # Without its vocabulary the library makes a tokenizer that knows no word, and says nothing.
+    slow = set(cls.vocab_files_names.values()) - {"tokenizer.json"}
+    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if "tokenizer.json" not in held and not (slow and slow <= held):
+        raise CheckpointError(
+            f"{component} of {checkpoint.name} has no vocabulary: {folder} holds neither tokenizer.json "
+            f"nor {' and '.join(sorted(slow)) or 'another'}"
+        )
     for file in sorted(folder.glob("*.json")):
         shards.read_json(file)
     with _wrapped(checkpoint, component):
@@ -77,7 +85,18 @@ def _load_model(
             f"{len(missing)} missing, {len(misshaped)} mis-shaped: {', '.join((missing + misshaped)[:10])}"
         )
     model.requires_grad_(requires_grad=False)
+    _own_memory(model)
     return model.to(device).eval()
+
+
+def _own_memory(model: nn.Module) -> None:
+    """Copy each tensor out of the mapped file that the libraries leave it in.
+
+    A map is aligned by chance, and with it the order in which some kernels sum; and it changes with its file.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone()
 
 
 def _class(checkpoint: Checkpoint, component: str, *, library: str, base: str) -> Any:
@@ -88,8 +107,9 @@ def _class(checkpoint: Checkpoint, component: str, *, library: str, base: str) -
         raise CheckpointError(
             f"{component} of {checkpoint.name} is {named_library}.{name}; only classes of {library} are loaded here"
         )
-    module = importlib.import_module(library)
-    found = getattr(module, name, None)
+    with _silence():
+        module = importlib.import_module(library)
+        found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, getattr(module, base))):
         raise CheckpointError(
             f"{component} of {checkpoint.name} is {library}.{name}, which {library} {module.__version__} does not have "
