@@ -50,7 +50,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 # One thread a worker: with more, the workers fight over the cores, and sums are added up in another order.
 test: lint
