@@ -1,4 +1,4 @@
-"""Random numbers of a trajectory: decided by its seed, drawn on the CPU, so equal on every device and in every batch."""
+"""Random numbers of a trajectory: decided by its seed, drawn on the CPU, so equal on every device, in every batch."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.stats
+import scipy.special
 
 from petzval.errors import BadRequestError, CheckpointError
 from petzval.sampling.samplers import SAMPLERS, dpm_name, unipc_name
@@ -86,10 +86,10 @@ def exponential_sigmas(sigmas: Sigmas) -> Sigmas:
 
 
 def beta_sigmas(sigmas: Sigmas) -> Sigmas:
-    """As many sigmas between the same ends, spaced by the quantiles of a Beta(0.6, 0.6) distribution, closest at both ends
-    (Lee et al. 2024, arXiv 2407.12173)."""
+    """As many sigmas between the same ends, spaced by quantiles of a Beta(0.6, 0.6) distribution (Lee
+    et al. 2024, arXiv 2407.12173)."""
     first, last = float(sigmas[0]), float(sigmas[-1])
-    quantiles = scipy.stats.beta.ppf(1 - np.linspace(0, 1, len(sigmas)), BETA_SHAPE, BETA_SHAPE)
+    quantiles = scipy.special.betaincinv(BETA_SHAPE, BETA_SHAPE, 1 - np.linspace(0, 1, len(sigmas)))
     return last + quantiles * (first - last)
 
 

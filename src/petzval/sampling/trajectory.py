@@ -110,7 +110,9 @@ def to_clean(prediction: Prediction, output: Tensor, latents: Tensor, sigma: flo
     return (latents - sigma * output) / (1 - sigma)
 
 
-@torch.inference_mode()
+# Not inference_mode: its tensors are of another kind, so that a continued and a loaded trajectory would compile twice,
+# and a caller could not hand latents to any module that tracks gradients.
+@torch.no_grad()
 def advance(group: Sequence[Trajectory], model: Denoiser) -> None:
     """Take one step of every trajectory in `group`, in place; they may be at different steps, of different shapes.
 

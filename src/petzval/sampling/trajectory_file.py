@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
@@ -108,7 +109,7 @@ def from_bytes(
     _check_digest(blob, header, source)
     try:
         return _restore(header, tensors_from_bytes(blob), checkpoint, torch.device(device), source)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, SafetensorError) as error:
         # Intact by its digest, so a writer other than ours made it.
         raise TrajectoryFileError(f"{source} does not hold a complete trajectory: {error!r}") from error
 
@@ -116,6 +117,8 @@ def from_bytes(
 def _restore(
     header: dict[str, Any], tensors: dict[str, Tensor], checkpoint: CheckpointId, device: torch.device, source: str
 ) -> Trajectory:
+    if header["format"] != FORMAT:
+        raise ValueError(f"format {header['format']!r} never existed")
     plan, step = plan_from_json(header["plan"]), header["step"]
     saved = plan.checkpoint
     if (saved.family, saved.fingerprint) != (checkpoint.family, checkpoint.fingerprint):
