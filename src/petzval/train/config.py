@@ -100,6 +100,17 @@ class FlowConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """The defaults that the finished checkpoint is published with."""
+
+    num_inference_steps: int = 50
+    guidance_scale: float = 4.0
+    flow_shift: float = 2.0
+    strength: float = 0.7
+    fps: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Everything that decides a pocket checkpoint. Equal configs make equal weights on equal machines."""
 
@@ -109,6 +120,7 @@ class TrainConfig:
     text: TextConfig = field(default_factory=TextConfig)
     transformer: TransformerConfig = field(default_factory=TransformerConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     def digest(self, *sections: str) -> str:
         """A digest of the named sections: what a stage's stored outcome depends on."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from petzval.models.wan.vae import LatentScale, encode_frame
+from petzval.models.wan.vae import encode_frame, latent_scale
 from petzval.scenes.draw import Scene, draw, subject_mask
 from petzval.scenes.sample import sample_scene
 from petzval.train.autoencoder import to_model
@@ -72,7 +72,7 @@ def _encode_all(
     seed: int,
     on_scene: Callable[[int], None],
 ) -> list[Scene]:
-    scale, side = LatentScale(vae.config), canvas // vae.config.scale_factor_spatial
+    scale, side = latent_scale(vae.config), canvas // vae.config.scale_factor_spatial
     latents = np.lib.format.open_memmap(
         latents_path, "w+", np.float16, (count, num_frames, vae.config.z_dim, side, side)
     )
@@ -80,7 +80,7 @@ def _encode_all(
     patch, scenes = canvas * 2 // side, []
     for index, (scene, frames, mask_THW) in enumerate(draw_set(count, num_frames=num_frames, canvas=canvas, seed=seed)):
         code = encode_frame(vae, to_model(frames))
-        latents[index] = scale.scale(code.transpose(0, 1)).transpose(0, 1).numpy()
+        latents[index] = scale.normalise(code.transpose(0, 1)).transpose(0, 1).numpy()
         blocks = mask_THW.reshape(num_frames, side // 2, patch, side // 2, patch)
         coverage[index] = blocks.mean(axis=(2, 4))
         scenes.append(scene)

@@ -15,6 +15,7 @@ import torch
 from diffusers import AutoencoderKLWan
 from torch import Tensor
 
+from petzval.errors import CheckpointError
 from petzval.models.wan.dit import WanConfig, WanDiT
 from petzval.models.wan.vae import encode_frame
 from petzval.scenes.captions import caption
@@ -24,9 +25,13 @@ from petzval.train.batches import Batches
 from petzval.train.config import TrainConfig
 from petzval.train.flow import TextToVelocity, dense_attention, flow_loss
 from petzval.train.latents import LatentSet, cached_set, draw_set
-from petzval.train.loop import LoopHooks, train
-from petzval.train.state import RunState
+from petzval.train.loop import LoopHooks, make_optimizer, train
+from petzval.train.state import RunState, load_state
 from petzval.train.text import make_encoder, make_tokenizer
+
+STATE_SECTIONS = ("data", "autoencoder", "text", "transformer")
+"""What a training state depends on: a longer run, or a later decay, may go on from a shorter one; another model or other
+data may not."""
 
 Report = Callable[[str, int, int, str], None]
 """(stage, done, total, note): how far a stage is."""
@@ -125,6 +130,18 @@ def make_model(config: TrainConfig, scenes: list[Scene]) -> tuple[TextToVelocity
     return TextToVelocity(dit, encoder, config.text.max_tokens), tokenizer
 
 
+def restore(config: TrainConfig, folder: Path, report: Report) -> tuple[RunState, Any]:
+    """A run's state and tokenizer as its folder has them, without training. Raises CheckpointError without a state."""
+    path = folder / "state.safetensors"
+    if not path.exists():
+        raise CheckpointError(f"{folder} has no training state yet: {path.name} is written every {config.flow.save_every} steps")
+    pictures, clips = latent_sets(config, folder, autoencoder(config, folder, report), report)
+    model, tokenizer = make_model(config, pictures.scenes[:8000] + clips.scenes[:8000])
+    state = RunState.fresh(model, make_optimizer(model, config.flow))
+    load_state(state, path, config.digest(*STATE_SECTIONS))
+    return state, tokenizer
+
+
 def train_transformer(
     config: TrainConfig, folder: Path, report: Report, on_sample: Callable[[RunState, Any], None]
 ) -> tuple[RunState, Any]:
@@ -146,8 +163,7 @@ def train_transformer(
         lambda batch: flow_loss(model, batch),
         config.flow,
         folder,
-        # A longer run, or a later decay, may go on from a shorter one; another model or data may not.
-        config.digest("data", "autoencoder", "text", "transformer"),
+        config.digest(*STATE_SECTIONS),
         LoopHooks(on_progress, lambda state: on_sample(state, tokenizer)),
     )
     return state, tokenizer

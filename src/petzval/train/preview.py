@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from petzval.models.wan.vae import LatentScale, decode_frame
+from petzval.models.wan.vae import decode_frame, latent_scale
 from petzval.train.flow import TextToVelocity
 from petzval.train.state import RunState
 
@@ -75,6 +75,6 @@ def sample(
         levels = sigma.expand(2 * len(prompts), 1)
         cond, uncond = model(torch.cat([latents, latents]), levels, embeds, bias).chunk(2)
         latents = latents + (sigma_next - sigma) * (uncond + guidance_scale * (cond - uncond))
-    codes = LatentScale(vae.config).unscale(latents).transpose(1, 2).flatten(0, 1)
+    codes = latent_scale(vae.config).denormalise(latents).transpose(1, 2).flatten(0, 1)
     pixels = decode_frame(vae, codes).clamp(-1, 1).add(1).div(2).unflatten(0, (len(prompts), num_frames))
     return pixels.permute(0, 1, 3, 4, 2).numpy()

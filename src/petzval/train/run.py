@@ -8,12 +8,14 @@ from typing import Any
 from petzval.media.images import write_image
 from petzval.media.sheet import contact_sheet
 from petzval.train.config import TrainConfig
+from petzval.train.export import export
 from petzval.train.loop import plot_log, read_log
-from petzval.train.pocket import Report, autoencoder, train_autoencoder, train_transformer
+from petzval.train.pocket import Report, autoencoder, restore, train_autoencoder, train_transformer
 from petzval.train.preview import CLIP_PROMPTS, PICTURE_PROMPTS, averaged, sample
 from petzval.train.state import RunState
 
-STAGES = ("autoencoder", "transformer")
+STAGES = ("transformer", "autoencoder", "export")
+"""In the order they run: the transformer needs the encoder alone, which starts as it ends."""
 
 
 def run(config: TrainConfig, folder: Path, report: Report, *, stages: tuple[str, ...] = STAGES) -> None:
@@ -27,6 +29,9 @@ def run(config: TrainConfig, folder: Path, report: Report, *, stages: tuple[str,
         train_transformer(config, folder, report, on_sample)
     if "autoencoder" in stages:
         train_autoencoder(config, folder, report)
+    if "export" in stages:
+        state, tokenizer = restore(config, folder, report)
+        export(config, folder / "checkpoint", state, tokenizer, autoencoder(config, folder, report))
 
 
 def _draw_samples(config: TrainConfig, folder: Path, vae: Any, state: RunState, tokenizer: Any) -> None:
