@@ -122,10 +122,9 @@ def _city_street(variant: int) -> Image.Image:
         wall = ((150, 92, 80), (108, 106, 124), (176, 138, 106))[column % 3]
         canvas.box(left, height, left + 18, 96, wall)
         for row in range((94 - int(height)) // 12):
-            for window in (3, 11):
-                canvas.box(
-                    left + window, height + 5 + 12 * row, left + window + 5, height + 11 + 12 * row, (250, 232, 150)
-                )
+            top = height + 5 + 12 * row
+            for window in (left + 3, left + 11):
+                canvas.box(window, top, window + 5, top + 6, (250, 232, 150))
     canvas.box(0, 94, 128, 102, (176, 174, 172))
     canvas.box(0, 102, 128, 128, (70, 70, 78))
     for dash in range(5):

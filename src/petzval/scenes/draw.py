@@ -66,15 +66,13 @@ class Scene:
                 raise BadRequestError(
                     f"{name} must be a multiple of {LATTICE} within {MAX_JITTER}, got {jitter}; nearest: {nearest}"
                 )
-        if self.position not in allowed_positions(self.motion):
-            allowed = ", ".join(allowed_positions(self.motion))
-            raise BadRequestError(
-                f"motion {self.motion!r} cannot start at position {self.position!r}; allowed: {allowed}"
-            )
-        if self.size not in allowed_sizes(self.motion):
-            raise BadRequestError(
-                f"motion {self.motion!r} starts {allowed_sizes(self.motion)[0]}, got size {self.size!r}"
-            )
+        for name, value, allowed in (
+            ("position", self.position, allowed_positions(self.motion)),
+            ("size", self.size, allowed_sizes(self.motion)),
+        ):
+            if value not in allowed:
+                listed = ", ".join(allowed)
+                raise BadRequestError(f"motion {self.motion!r} cannot start with {name} {value!r}; allowed: {listed}")
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,23 @@ def judge_prompts(count: int, *, seed: int, video: bool) -> list[tuple[Scene, Ca
         raise BadRequestError(f"count must be at least 1, got {count}")
     rng = np.random.default_rng((seed, int(video)))
     makers = (_trained_round(rng, video=video), _held_out_round(rng, video=video))
-    scenes = [makers[index % 2]() for index in range(count)]
-    return [(scene, caption(scene, rng)) for scene in scenes]
+    prompts = []
+    for index in range(count):
+        scene = makers[index % 2]()
+        prompts.append((scene, _telling_caption(scene, rng)))
+    return prompts
+
+
+def _telling_caption(scene: Scene, rng: np.random.Generator) -> Caption:
+    """A caption that states whatever makes the scene a held-out one."""
+    pairs = held_out_pairs()
+    telling = {"subject"}
+    if (scene.subject, scene.background) in pairs.subject_background:
+        telling.add("background")
+    while True:
+        told = caption(scene, rng)
+        if telling <= told.states:
+            return told
 
 
 def _smallest_hashes(others: tuple[str, ...]) -> frozenset[Pair]:

@@ -38,8 +38,8 @@ def sprite(subject: str, pixels: int) -> Sprite:
     # Premultiplied while scaling: else the invisible pixels' colours bleed into the outline.
     scaled = _glyph(SUBJECT_GLYPHS[subject]).convert("RGBa").resize((pixels, pixels), Image.Resampling.LANCZOS)
     rgba_HWC = np.asarray(scaled, np.float32)
-    clear_HWC = 1 - rgba_HWC[..., 3:] / 255
-    colour_HWC = np.minimum(rgba_HWC[..., :3], rgba_HWC[..., 3:]) + 0.5
+    clear_HWC = np.float32(1) - rgba_HWC[..., 3:] / np.float32(255)
+    colour_HWC = np.minimum(rgba_HWC[..., :3], rgba_HWC[..., 3:]) + np.float32(0.5)
     colour_HWC.setflags(write=False)
     clear_HWC.setflags(write=False)
     return Sprite(colour_HWC, clear_HWC)
