@@ -12,10 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from petzval.types import CheckpointId, ModelSpec, Plan, Request
+from petzval.types import CheckpointId, ModelSpec, Plan, Prediction, Request, Task
 
 Attention = Callable[..., Tensor]
 """(q_BLNK, k_BSNK, v_BSNK) -> BLNK, unmasked; and with `bias_S=` an additive float bias per key (see ops.attention)."""
+
+MakeSchedule = Callable[..., tuple[str, tuple[float, ...], tuple[float, ...], int]]
+"""(scheduler config, *, num_inference_steps, image_seq_len=None, sampler=None, strength=None) -> (sampler, sigmas,
+timesteps, first step). Handed to a family when it is loaded, since models and sampling do not know each other."""
 
 Conditioning = dict[str, Tensor]
 """Named tensors a trajectory is conditioned on. Never changed in place: forks share them."""
@@ -33,9 +37,21 @@ class Invariants(Protocol):
 class Family(Protocol):
     """One loaded checkpoint of a family. Holds weights and facts, never the state of a generation."""
 
-    spec: ModelSpec
-    checkpoint: CheckpointId
-    device: torch.device
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def checkpoint(self) -> CheckpointId: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def prediction(self) -> Prediction: ...
+
+    def natural_size(self, task: Task, width: int, height: int) -> tuple[int, int]:
+        """The (width, height) to make from an input picture of this size when the request names none."""
+        ...
 
     def plan(self, request: Request) -> Plan:
         """Fill in the published defaults and decide the schedule. No tensors, no weights.

@@ -56,8 +56,9 @@ class WanConfig:
         given = {key: value for key, value in record.items() if not key.startswith("_")}
         if unknown := sorted(set(given) - known):
             raise CheckpointError(f"transformer config has settings that Wan does not: {', '.join(unknown)}")
-        if given.get("qk_norm", "rms_norm_across_heads") != "rms_norm_across_heads":
-            raise CheckpointError(f"transformer config: qk_norm must be rms_norm_across_heads, got {given['qk_norm']!r}")
+        qk_norm = given.get("qk_norm", "rms_norm_across_heads")
+        if qk_norm != "rms_norm_across_heads":
+            raise CheckpointError(f"transformer config: qk_norm must be rms_norm_across_heads, got {qk_norm!r}")
         if "patch_size" in given:
             given["patch_size"] = tuple(given["patch_size"])
         return cls(**{**given, "out_channels": given.get("out_channels") or given.get("in_channels", 16)})
@@ -147,7 +148,7 @@ class FeedForward(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.net[2](self.activation(self.net[0].proj(x)))  # type: ignore[operator, union-attr]
+        return self.net[2](self.activation(self.net[0].proj(x)))  # type: ignore[operator]
 
 
 class ImageEmbedding(nn.Module):
@@ -275,9 +276,9 @@ class WanDiT(nn.Module):
 
     def rope(self, latents_shape: Sequence[int], device: torch.device) -> Rope:
         """Raises CheckpointError when an axis has more patches than the checkpoint has positions."""
-        grid = self.grid(latents_shape)
-        if max(grid) > self.config.rope_max_seq_len:
-            raise CheckpointError(f"{max(grid)} patches along an axis, but positions end at {self.config.rope_max_seq_len}")
+        grid, most = self.grid(latents_shape), self.config.rope_max_seq_len
+        if max(grid) > most:
+            raise CheckpointError(f"{max(grid)} patches along an axis, but positions end at {most}")
         cos, sin = rope_table(grid, self.config.attention_head_dim)
         return cos.to(device), sin.to(device)
 

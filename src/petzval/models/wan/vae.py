@@ -7,24 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from petzval.models.pixels import LatentScale, from_pixels, to_pixels
 
-class LatentScale:
-    """The checkpoint's own mean and deviation of every latent channel."""
 
-    def __init__(self, config: Any, device: torch.device | str = "cpu") -> None:
-        self.mean = torch.tensor(config.latents_mean, dtype=torch.float32, device=device).view(-1, 1, 1, 1)
-        # Multiplied and divided by the reciprocal, as the published pipelines do, so that both round alike.
-        self.inverse = 1.0 / torch.tensor(config.latents_std, dtype=torch.float32, device=device).view(-1, 1, 1, 1)
-
-    def scale(self, latents_CTHW: Tensor) -> Tensor:
-        return (latents_CTHW - self.mean) * self.inverse
-
-    def unscale(self, latents_CTHW: Tensor) -> Tensor:
-        return latents_CTHW / self.inverse + self.mean
+def latent_scale(config: Any, device: torch.device | str = "cpu") -> LatentScale:
+    """The checkpoint's own mean and deviation of every latent channel; broadcasts over CTHW and BCTHW."""
+    mean, deviation = (
+        torch.tensor(config[name], dtype=torch.float32, device=device).view(-1, 1, 1, 1)
+        for name in ("latents_mean", "latents_std")
+    )
+    return LatentScale(mean=mean, scale=1.0 / deviation)
 
 
 def decode_frame(vae: Any, latents_BCHW: Tensor) -> Tensor:
@@ -78,8 +75,8 @@ def _up_block(block: Any, x: Tensor) -> Tensor:
     before = x
     for resnet in block.resnets:
         x = _residual(resnet, x)
-    upsampler = getattr(block, "upsampler", None) or (block.upsamplers[0] if getattr(block, "upsamplers", None) else None)
-    if upsampler is not None:
+    upsamplers = getattr(block, "upsamplers", None) or (getattr(block, "upsampler", None),)
+    if (upsampler := upsamplers[0]) is not None:
         x = upsampler.resample(x)
     if getattr(block, "avg_shortcut", None) is not None:
         x = x + block.avg_shortcut(before.unsqueeze(2), first_chunk=True).squeeze(2)
@@ -112,3 +109,31 @@ def _unpatch(x_BCHW: Tensor, size: int) -> Tensor:
     batch, _, height, width = x_BCHW.shape
     x = x_BCHW.view(batch, -1, size, size, height, width).permute(0, 1, 4, 3, 5, 2)
     return x.reshape(batch, -1, height * size, width * size)
+
+
+class WanVae:
+    """Pixels to scaled latents and back. The VAE's own precision is float32, as published."""
+
+    def __init__(self, module: Any, device: torch.device) -> None:
+        self.module, self.device = module, device
+        self.scale = latent_scale(module.config, device)
+
+    @torch.no_grad()
+    def encode_picture(self, image_HWC: np.ndarray, *, width: int, height: int) -> Tensor:
+        """A uint8 picture, resized -> the posterior's mode as C 1 H W, float32, scaled."""
+        pixels = to_pixels(image_HWC, width=width, height=height).to(self.device)
+        return self.scale.normalise(encode_frame(self.module, pixels[None]).transpose(0, 1))
+
+    @torch.no_grad()
+    def encode_clip(self, pixels_CTHW: Tensor) -> Tensor:
+        """Pixels in [-1, 1] -> the posterior's mode as C T H W, float32, scaled."""
+        latents = self.module.encode(pixels_CTHW[None].to(self.device), return_dict=False)[0].mode()
+        return self.scale.normalise(latents[0])
+
+    @torch.no_grad()
+    def decode(self, latents_CTHW: Tensor) -> Tensor:
+        """Scaled latents -> pixels THWC, float32 in [0, 1] on the CPU."""
+        latents = self.scale.denormalise(latents_CTHW.to(self.device, torch.float32))
+        if latents.shape[1] == 1:
+            return from_pixels(decode_frame(self.module, latents.transpose(0, 1)).transpose(0, 1))
+        return from_pixels(self.module.decode(latents[None], return_dict=False)[0][0])
