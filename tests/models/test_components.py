@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,22 @@ def test_models_are_loaded_frozen_and_in_silence(
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     torch.testing.assert_close(dict(model.state_dict()), dict(reference.state_dict()), rtol=0, atol=0)
+
+
+def test_device_contexts_work_after_loading(flux_checkpoint: Checkpoint) -> None:
+    """In a process of its own: it matters what uses a device context first."""
+    script = f"""
+import torch
+from pathlib import Path
+from petzval.models.checkpoint import Checkpoint
+from petzval.models.components import load_text_encoder
+checkpoint = Checkpoint(name="x", folder=Path({str(flux_checkpoint.folder)!r}))
+load_text_encoder(checkpoint, dtype=torch.float32, device="cpu")
+with torch.device("meta"):
+    print(torch.linspace(0, 1, 4).device, torch.arange(4).device)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["meta", "meta"]
 
 
 def test_the_libraries_talk_again_afterwards(flux_checkpoint: Checkpoint) -> None:

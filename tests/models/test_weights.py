@@ -121,7 +121,7 @@ class Odd(nn.Module):
         self.head.weight = self.embed.weight
         self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
         self.register_buffer("positions", torch.arange(4))
-        self.register_buffer("table", torch.linspace(0, 1, 4), persistent=False)
+        self.register_buffer("table", torch.arange(4.0), persistent=False)
 
 
 ODD = {"embed.weight": torch.arange(15.0).view(5, 3), "scale": torch.tensor(2.0), "positions": torch.arange(4) * 2}
@@ -141,7 +141,7 @@ def test_tied_weights_stay_one(make_checkpoint: Make, stored: set[str]) -> None:
     tied = {name: ODD["embed.weight"].clone() for name in stored}
     checkpoint = odd_checkpoint(make_checkpoint, {**tied, "scale": ODD["scale"], "positions": ODD["positions"]})
     module = odd_on_meta()
-    module.table = torch.linspace(0, 1, 4)
+    module.table = torch.arange(4.0)
     load_weights(module, checkpoint, "dit", dtype=torch.bfloat16, device="cpu")
     assert module.head.weight is module.embed.weight
     assert module.head.weight.tolist() == ODD["embed.weight"].tolist()
@@ -433,6 +433,22 @@ def test_a_failed_save_leaves_the_old_component(tmp_path: Path, monkeypatch: pyt
     assert load_file(folder / "diffusion_pytorch_model.safetensors")["w"].tolist() == [0, 0]
     assert json.loads((folder / "config.json").read_text()) == {"a": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["dit"]
+
+
+def test_a_failed_move_puts_the_old_component_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "dit"
+    save_weights({"w": torch.zeros(2)}, folder, config={})
+    write = weights._write_json
+
+    def write_and_lose_the_folder(file: Path, record: Any) -> None:
+        write(file, record)
+        file.parent.rename(tmp_path / "lost")
+
+    monkeypatch.setattr(weights, "_write_json", write_and_lose_the_folder)
+    with pytest.raises(FileNotFoundError):
+        save_weights({"w": torch.ones(2)}, folder, config={})
+    assert load_file(folder / "diffusion_pytorch_model.safetensors")["w"].tolist() == [0, 0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dit", "lost"]
 
 
 def test_a_folder_of_something_else_is_not_replaced(tmp_path: Path) -> None:

@@ -69,6 +69,10 @@ def _load_model(
     # The libraries fill what is missing with random numbers, and name no file when one is damaged: looked at first.
     if not shards.read_headers(folder):
         raise CheckpointError(f"{component} of {checkpoint.name} has no weights: {folder} holds no safetensors file")
+    # Torch notes which functions a device context redirects when one is first used. transformers swaps torch.linspace
+    # while it loads: were that the first use, linspace would ignore device contexts for the rest of the process.
+    with torch.device("meta"):
+        torch.empty(0)
     with _wrapped(checkpoint, component):
         model, report = cls.from_pretrained(
             str(folder),
