@@ -18,7 +18,7 @@ from petzval.sampling.samplers import SAMPLERS
 from petzval.sampling.trajectory import Trajectory, advance, begin, fork, to_clean
 from petzval.sampling.trajectory_file import to_bytes
 from tests.sampling.tiny_denoiser import CPU, TinyDenoiser, TinyInvariants, make_plan, run, start
-from tests.sampling.twins import relative
+from tests.sampling.twins import finish, relative
 
 NUM_STEPS = 6
 MEMBERS = st.fixed_dictionaries(
@@ -41,6 +41,31 @@ def model() -> TinyDenoiser:
 def same(a: Trajectory, b: Trajectory) -> bool:
     """Equal in every bit of state."""
     return to_bytes(a) == to_bytes(b)
+
+
+@pytest.mark.parametrize("strength", [None, 0.7])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_whole_trajectory_equals_the_loop_that_diffusers_agrees_with(
+    model: TinyDenoiser, sampler: str, strength: float | None
+) -> None:
+    trajectory = start(sampler=sampler, strength=strength, guidance_scale=1.0, num_inference_steps=8)
+    known, sigmas = model.invariants(trajectory.plan, trajectory.conditioning), trajectory.plan.schedule.sigmas
+
+    def velocity(latents: Tensor, sigma: float) -> Tensor:
+        return model.predict(latents[None], [sigmas.index(sigma)], ["cond"], [known])[0]
+
+    expected = finish(
+        sampler,
+        sigmas,
+        trajectory.latents,
+        first_step=trajectory.step,
+        velocity=velocity,
+        noise=trajectory.noise.copy(),
+    )
+    assert relative(run(trajectory, model).latents, expected) <= 1e-6
+    reads = SAMPLERS[sampler].reads
+    for name, entries in trajectory.history.series.items():
+        assert len(entries) <= max(1, reads.get(name, 1)), f"{name} remembers more than anyone reads"
 
 
 # -- alone, together, forked ------------------------------------------------------------------------------------------

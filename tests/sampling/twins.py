@@ -63,10 +63,16 @@ def twin_finish(
 
 
 def finish(
-    sampler: str, sigmas: tuple[float, ...], latents: Tensor, *, first_step: int = 0, velocity: Velocity = curved
+    sampler: str,
+    sigmas: tuple[float, ...],
+    latents: Tensor,
+    *,
+    first_step: int = 0,
+    velocity: Velocity = curved,
+    noise: Noise | None = None,
 ) -> Tensor:
-    """Run one of our samplers, with the history kept as a trajectory keeps it."""
-    noise, history, solver = Noise(5), History(), SAMPLERS[sampler]
+    """Run one of our samplers, with the history kept as a trajectory should keep it."""
+    noise, history, solver = noise or Noise(5), History(), SAMPLERS[sampler]
     shape, device = tuple(latents.shape), latents.device
     for step in range(first_step, len(sigmas) - 1):
         denoised = latents - sigmas[step] * velocity(latents, sigmas[step])
