@@ -5,7 +5,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = ["InputImage", "Plan", "Request", "__version__", "generate", "load"]
+__all__ = ["InputImage", "Plan", "Request", "Result", "__version__", "generate", "load", "save"]
 
 # Imported when first asked for, so that `import petzval` costs nothing and needs no torch (PEP 562).
 # __init__.pyi says the same to type checkers.
@@ -13,8 +13,10 @@ _HOMES = {
     "InputImage": "petzval.types",
     "Plan": "petzval.types",
     "Request": "petzval.types",
+    "Result": "petzval.tasks.result",
     "generate": "petzval.tasks.generate",
     "load": "petzval.engine.build",
+    "save": "petzval.tasks.record",
 }
 
 

@@ -18,8 +18,8 @@ OUTSIDE = """
 def spec(checkpoint):
     return ("spec of", checkpoint.name)
 
-def load(checkpoint, *, device, dtype, attention):
-    return (checkpoint.name, device, dtype, attention(3))
+def load(checkpoint, *, device, dtype, attention, make_schedule):
+    return (checkpoint.name, device, dtype, attention(3), make_schedule(4))
 """
 
 
@@ -71,9 +71,13 @@ def test_register_adds_a_family_that_is_imported_when_needed(site: Path) -> None
     assert "outside_family" not in sys.modules
     assert registry.spec(checkpoint) == ("spec of", "it")
     loaded = registry.load(
-        checkpoint, device=torch.device("cpu"), dtype=torch.float32, attention=lambda x: torch.tensor(x)
+        checkpoint,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        attention=lambda x: torch.tensor(x),
+        make_schedule=lambda x: ("euler", (x,), (), 0),
     )
-    assert loaded == ("it", torch.device("cpu"), torch.float32, torch.tensor(3))
+    assert loaded == ("it", torch.device("cpu"), torch.float32, torch.tensor(3), ("euler", (4,), (), 0))
 
 
 def test_entry_point_adds_a_family(site: Path) -> None:

@@ -134,9 +134,9 @@ def _hash_file(hasher: hashlib._Hash, folder: Path, name: str) -> None:
 # -- finding one -------------------------------------------------------------------------------------------------------
 
 
-def resolve(name: str, *, revision: str | None = None) -> Checkpoint:
+def resolve(name: str, *, revision: str | None = None, download: bool = True) -> Checkpoint:
     """The checkpoint that `name` means: a bundled one ("pocket"), a local folder in the diffusers layout, or a hub id
-    ("owner/name", also "owner/name@revision"), which is downloaded unless it is cached.
+    ("owner/name", also "owner/name@revision"), which is downloaded unless it is cached; never where `download` is off.
 
     A bare bundled name is the bundled checkpoint even beside a folder of that name ("./pocket" is the folder). Only
     JSON, safetensors and tokenizer files are ever downloaded. Raises CheckpointError, one line, when there is no such
@@ -157,7 +157,8 @@ def resolve(name: str, *, revision: str | None = None) -> Checkpoint:
     if suffix and revision and suffix != revision:
         raise CheckpointError(f"revision given twice: {name} and {revision}")
     revision = suffix or revision
-    return _checked(Checkpoint(name=f"{repo_id}@{revision}" if revision else repo_id, folder=_fetch(repo_id, revision)))
+    found = _fetch(repo_id, revision, download=download and not env.hub_offline())
+    return _checked(Checkpoint(name=f"{repo_id}@{revision}" if revision else repo_id, folder=found))
 
 
 def bundled_names() -> tuple[str, ...]:
@@ -206,7 +207,7 @@ def _hint(name: str) -> str:
     return " ".join(parts)
 
 
-def _fetch(repo_id: str, revision: str | None) -> Path:
+def _fetch(repo_id: str, revision: str | None, *, download: bool) -> Path:
     """The local snapshot of a hub repository, downloaded where it is not cached."""
     from huggingface_hub import errors, snapshot_download
 
@@ -214,7 +215,7 @@ def _fetch(repo_id: str, revision: str | None) -> Path:
     get = f"hf download {shlex.quote(repo_id)}" + (f" --revision {shlex.quote(revision)}" if revision else "")
     try:
         path = snapshot_download(
-            repo_id, revision=revision, allow_patterns=list(_DOWNLOAD), local_files_only=env.hub_offline()
+            repo_id, revision=revision, allow_patterns=list(_DOWNLOAD), local_files_only=not download
         )
     except errors.GatedRepoError as error:
         where = f"https://huggingface.co/{repo_id}"
@@ -230,7 +231,8 @@ def _fetch(repo_id: str, revision: str | None) -> Path:
     except errors.LocalEntryNotFoundError as error:
         if isinstance(error.__cause__, errors.HfHubHTTPError):
             raise CheckpointError(_refusal(asked, error.__cause__)) from error
-        why = "and downloads are off (HF_HUB_OFFLINE)" if env.hub_offline() else "and the hub cannot be reached"
+        why = "and the hub cannot be reached" if download else "and nothing is downloaded here"
+        why = "and downloads are off (HF_HUB_OFFLINE)" if env.hub_offline() else why
         raise CheckpointError(
             f"{asked} is not on this machine, or not all of it, {why}: run '{get}' where there is a network, "
             f"or name a folder; bundled: {', '.join(bundled_names()) or 'none'}; "

@@ -13,7 +13,7 @@ from petzval.types import ModelSpec
 if TYPE_CHECKING:
     import torch
 
-    from petzval.models.family import Attention, Family
+    from petzval.models.family import Attention, Family, MakeSchedule
 
 GROUP = "petzval.families"
 """Entry-point group by which an installed package adds families: `FooPipeline = "foo_package.family"`."""
@@ -26,7 +26,15 @@ class FamilyModule(Protocol):
         """Facts of a checkpoint, from its configuration alone: no weights are read."""
         ...
 
-    def load(self, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype, attention: Attention) -> Family:
+    def load(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        attention: Attention,
+        make_schedule: MakeSchedule,
+    ) -> Family:
         """The checkpoint, loaded."""
         ...
 
@@ -89,6 +97,15 @@ def spec(checkpoint: Checkpoint) -> ModelSpec:
     return family_module(checkpoint).spec(checkpoint)
 
 
-def load(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype, attention: Attention) -> Family:
+def load(
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    attention: Attention,
+    make_schedule: MakeSchedule,
+) -> Family:
     """The checkpoint, loaded by its family. Raises as `family_module`, or CheckpointError."""
-    return family_module(checkpoint).load(checkpoint, device=device, dtype=dtype, attention=attention)
+    return family_module(checkpoint).load(
+        checkpoint, device=device, dtype=dtype, attention=attention, make_schedule=make_schedule
+    )
