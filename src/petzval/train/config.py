@@ -70,20 +70,11 @@ class TransformerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FlowConfig:
-    """Flow matching: what is learned, for how long, how fast."""
+    """Flow matching: what a batch holds and what of it is asked."""
 
-    steps: int = 8_000
-    decay_from: int = 5_000
-    """Step from which the learning rate falls linearly to zero at `steps`."""
-    warmup: int = 100
-    learning_rate: float = 2e-3
-    betas: tuple[float, float] = (0.9, 0.98)
-    weight_decay: float = 0.01
-    clip_norm: float = 1.0
-    ema: float = 0.999
     batch_pictures: int = 32
     batch_clips: int = 4
-    clips_from: int = 3_000
+    clips_from: int = 2_000
     """Step from which clips are learned too."""
     clips_every: int = 2
     """Then every so-many-th step is a batch of clips."""
@@ -95,6 +86,21 @@ class FlowConfig:
     subject_weight: float = 2.0
     """Extra weight of the loss where the subject is."""
     seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """How long and how fast the weights move (AdamW), and what is kept on the way."""
+
+    steps: int = 8_000
+    decay_from: int = 5_000
+    """Step from which the learning rate falls linearly to zero at `steps`."""
+    warmup: int = 100
+    learning_rate: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    ema: float = 0.999
     save_every: int = 250
     sample_every: int = 500
 
@@ -120,6 +126,7 @@ class TrainConfig:
     text: TextConfig = field(default_factory=TextConfig)
     transformer: TransformerConfig = field(default_factory=TransformerConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     def digest(self, *sections: str) -> str:

@@ -82,7 +82,7 @@ def facts(config: TrainConfig) -> dict[str, Any]:
             "text-to-video": clip,
             "image-to-video": clip,
         },
-        "training": config.digest("data", "autoencoder", "text", "transformer", "flow"),
+        "training": config.digest("data", "autoencoder", "text", "transformer", "flow", "optim"),
     }
 
 

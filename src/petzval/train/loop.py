@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from petzval.train.config import FlowConfig
+from petzval.train.config import OptimConfig
 from petzval.train.flow import FlowBatch
 from petzval.train.state import RunState, load_state, save_state
 
@@ -39,14 +39,14 @@ class LoopHooks:
     on_sample: Callable[[RunState], None]
 
 
-def learning_rate_factor(train_step: int, config: FlowConfig) -> float:
+def learning_rate_factor(train_step: int, config: OptimConfig) -> float:
     """Warm-up, then constant, then linear decay to zero."""
     warm = min(1.0, (train_step + 1) / config.warmup)
     left = (config.steps - train_step) / max(1, config.steps - config.decay_from)
     return warm * min(1.0, max(0.0, left))
 
 
-def make_optimizer(model: nn.Module, config: FlowConfig) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """AdamW; decay on matrices alone."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
@@ -58,7 +58,7 @@ def train(
     model: nn.Module,
     batch_at: Callable[[int], FlowBatch],
     loss_of: Callable[[FlowBatch], Tensor],
-    config: FlowConfig,
+    config: OptimConfig,
     folder: Path,
     digest: str,
     hooks: LoopHooks,
@@ -69,30 +69,33 @@ def train(
     path = folder / "state.safetensors"
     if path.exists():
         load_state(state, path, digest)
-    log = (folder / "log.jsonl").open("a")
-    while state.train_step < config.steps:
-        started = time.perf_counter()
-        factor = learning_rate_factor(state.train_step, config)
-        for group in state.optimizer.param_groups:
-            group["lr"] = config.learning_rate * factor
-        batch = batch_at(state.train_step)
-        loss = take_step(state, loss_of(batch), config)
-        kind = "clips" if batch.latents_BCTHW.shape[2] > 1 else "pictures"
-        progress = Progress(
-            state.train_step, config.steps, loss, kind, config.learning_rate * factor, time.perf_counter() - started
-        )
-        log.write(json.dumps({"step": progress.train_step, "kind": kind, "loss": round(loss, 5)}) + "\n")
-        hooks.on_progress(progress)
-        if state.train_step % config.save_every == 0 or state.train_step == config.steps:
-            log.flush()
-            save_state(state, path, digest)
-        if state.train_step % config.sample_every == 0 or state.train_step == config.steps:
-            hooks.on_sample(state)
-    log.close()
+    with (folder / "log.jsonl").open("a") as log:
+        while state.train_step < config.steps:
+            progress = _one_step(state, batch_at, loss_of, config)
+            log.write(json.dumps({"step": progress.train_step, "kind": progress.kind, "loss": round(progress.loss, 5)}) + "\n")
+            hooks.on_progress(progress)
+            if state.train_step % config.save_every == 0 or state.train_step == config.steps:
+                log.flush()
+                save_state(state, path, digest)
+            if state.train_step % config.sample_every == 0 or state.train_step == config.steps:
+                hooks.on_sample(state)
     return state
 
 
-def take_step(state: RunState, loss: Tensor, config: FlowConfig) -> float:
+def _one_step(
+    state: RunState, batch_at: Callable[[int], FlowBatch], loss_of: Callable[[FlowBatch], Tensor], config: OptimConfig
+) -> Progress:
+    started = time.perf_counter()
+    rate = config.learning_rate * learning_rate_factor(state.train_step, config)
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate
+    batch = batch_at(state.train_step)
+    loss = take_step(state, loss_of(batch), config)
+    kind = "clips" if batch.latents_BCTHW.shape[2] > 1 else "pictures"
+    return Progress(state.train_step, config.steps, loss, kind, rate, time.perf_counter() - started)
+
+
+def take_step(state: RunState, loss: Tensor, config: OptimConfig) -> float:
     value = float(loss.detach())
     if not math.isfinite(value):
         raise FloatingPointError(f"loss is {value} at step {state.train_step}")

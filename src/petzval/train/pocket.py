@@ -134,10 +134,10 @@ def restore(config: TrainConfig, folder: Path, report: Report) -> tuple[RunState
     """A run's state and tokenizer as its folder has them, without training. Raises CheckpointError without a state."""
     path = folder / "state.safetensors"
     if not path.exists():
-        raise CheckpointError(f"{folder} has no training state yet: {path.name} is written every {config.flow.save_every} steps")
+        raise CheckpointError(f"{folder} has no training state yet: {path.name} is written every {config.optim.save_every} steps")
     pictures, clips = latent_sets(config, folder, autoencoder(config, folder, report), report)
     model, tokenizer = make_model(config, pictures.scenes[:8000] + clips.scenes[:8000])
-    state = RunState.fresh(model, make_optimizer(model, config.flow))
+    state = RunState.fresh(model, make_optimizer(model, config.optim))
     load_state(state, path, config.digest(*STATE_SECTIONS))
     return state, tokenizer
 
@@ -161,7 +161,7 @@ def train_transformer(
         model,
         batches.at,
         lambda batch: flow_loss(model, batch),
-        config.flow,
+        config.optim,
         folder,
         config.digest(*STATE_SECTIONS),
         LoopHooks(on_progress, lambda state: on_sample(state, tokenizer)),

@@ -62,12 +62,11 @@ def sample(
     size: int,
     num_inference_steps: int = 20,
     guidance_scale: float = 4.0,
-    seed: int = 0,
 ) -> np.ndarray:
     """Frames as float pixels in [0, 1], B T H W C, by plain Euler steps with guidance."""
     side = size // vae.config.scale_factor_spatial
     shape = (len(prompts), vae.config.z_dim, num_frames, side, side)
-    latents = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    latents = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     tokens = tokenizer([*prompts, *[""] * len(prompts)], padding="longest", return_tensors="pt")
     embeds, bias = model.prompt_embeds(tokens["input_ids"], tokens["attention_mask"])
     sigmas = torch.linspace(1, 0, num_inference_steps + 1)

@@ -1,0 +1,91 @@
+"""Whole runs: resumed ones end as uninterrupted ones, damaged ones are refused, and diffusers loads what comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import WanPipeline
+from safetensors.torch import load_file
+
+from petzval.errors import CheckpointError
+from petzval.train.config import TrainConfig
+from petzval.train.loop import read_log
+from petzval.train.run import run
+
+
+def quiet(*_: object) -> None:
+    pass
+
+
+def test_a_run_leaves_its_log_plot_samples_and_checkpoint(tiny_run: Path) -> None:
+    assert [record["step"] for record in read_log(tiny_run / "log.jsonl")] == list(range(1, 7))
+    for name in ("loss.png", "samples-000006.png", "checkpoint/model_index.json", "checkpoint/petzval.json"):
+        assert (tiny_run / name).stat().st_size > 0, name
+
+
+@pytest.mark.parametrize("stopped_after", [2, 3, 5])
+def test_a_run_stopped_anywhere_and_resumed_ends_bit_identical(
+    tiny_config: TrainConfig, tiny_run: Path, tmp_path: Path, stopped_after: int
+) -> None:
+    for done in ("vae-start", "vae", *(p.name for p in tiny_run.glob("latents-*"))):
+        shutil.copytree(tiny_run / done, tmp_path / done)
+
+    class Stop(Exception):
+        pass
+
+    def stop(stage: str, done: int, total: int, note: str) -> None:
+        if stage == "transformer" and done == stopped_after:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(tiny_config, tmp_path, stop, stages=("transformer",))
+    run(tiny_config, tmp_path, quiet, stages=("transformer",))
+    whole, resumed = (load_file(folder / "state.safetensors") for folder in (tiny_run, tmp_path))
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_state_of_another_model_is_refused_and_a_longer_run_goes_on(
+    tiny_config: TrainConfig, tiny_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_run, tmp_path / "run")
+    other = dataclasses.replace(
+        tiny_config, transformer=dataclasses.replace(tiny_config.transformer, num_layers=1), name="other"
+    )
+    with pytest.raises(CheckpointError, match="another config"):
+        run(other, tmp_path / "run", quiet, stages=("transformer",))
+    longer = dataclasses.replace(tiny_config, optim=dataclasses.replace(tiny_config.optim, steps=8, decay_from=8))
+    run(longer, tmp_path / "run", quiet, stages=("transformer",))
+    assert read_log(tmp_path / "run" / "log.jsonl")[-1]["step"] == 8
+
+
+def test_a_damaged_state_is_refused(tiny_config: TrainConfig, tiny_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_run, tmp_path / "run")
+    path = tmp_path / "run" / "state.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        run(tiny_config, tmp_path / "run", quiet, stages=("transformer",))
+
+
+def test_export_without_a_state_says_so(tiny_config: TrainConfig, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no training state yet"):
+        run(tiny_config, tmp_path, quiet, stages=("export",))
+
+
+def test_diffusers_loads_the_exported_weights(tiny_run: Path) -> None:
+    pipeline = WanPipeline.from_pretrained(tiny_run / "checkpoint")
+    pipeline.set_progress_bar_config(disable=True)
+    state = load_file(tiny_run / "state.safetensors")
+    loaded = pipeline.transformer.state_dict()
+    assert all(torch.equal(loaded[name], state[f"ema.dit.{name}"]) for name in loaded)
+    embedding = pipeline.text_encoder.get_input_embeddings().weight
+    assert torch.equal(embedding, state["ema.text_encoder.shared.weight"])
+    frames = pipeline(
+        "a fox", height=64, width=64, num_frames=2, num_inference_steps=2, generator=torch.Generator().manual_seed(0)
+    ).frames
+    assert np.isfinite(frames).all()
