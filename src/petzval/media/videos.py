@@ -12,7 +12,7 @@ from typing import Any
 
 import av
 import numpy as np
-from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc, Interpolation
+from av.video.reformatter import ColorRange, Colorspace, Interpolation
 from PIL import Image
 
 from petzval.errors import BadMediaError, BadRequestError
@@ -37,8 +37,7 @@ MAX_FPS = 240
 _GIF_MAX_FPS = 50  # players show frames of less than 20 ms for 100 ms
 _PALETTE_SAMPLE = 200_000  # pixels
 _DEFAULT_FRAME_MS = 100  # what players do with an animation that names no duration
-_UNSPECIFIED_MATRIX = 2  # of ITU-T H.273, as the two below
-_BT709_MATRIX = 1
+_BT709, _UNSPECIFIED = 1, 2  # of ITU-T H.273, alike for primaries, transfer and matrix
 _HD_HEIGHT = 720  # untagged clips from here up are BT.709, below BT.601, by every player's convention
 
 
@@ -96,8 +95,8 @@ def _write_mp4(pixels: Pixels, path: Path, *, fps: float, record: Record | None)
             stream.height, stream.width = pixels.shape[1:3]
             stream.pix_fmt = "yuv420p"
             codec = stream.codec_context
-            codec.colorspace, codec.color_range = Colorspace.ITU709, ColorRange.MPEG
-            codec.color_primaries, codec.color_trc = ColorPrimaries.BT709, ColorTrc.BT709
+            codec.colorspace = codec.color_primaries = codec.color_trc = _BT709
+            codec.color_range = ColorRange.MPEG
             for frame in pixels:
                 container.mux(stream.encode(_to_yuv(to_uint8(frame))))
             container.mux(stream.encode(None))
@@ -112,7 +111,7 @@ def _to_yuv(frame_HWC: Bytes8) -> av.VideoFrame:
         src_color_range=ColorRange.JPEG,
         dst_color_range=ColorRange.MPEG,
         dst_colorspace=Colorspace.ITU709,
-        interpolation=Interpolation.AREA | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INP,
+        interpolation=Interpolation.AREA,
     )
 
 
@@ -223,8 +222,8 @@ def _read_film(data: bytes, limits: _Limits) -> Clip:
 
 def _to_rgb(frame: av.VideoFrame) -> Bytes8:
     matrix = frame.colorspace
-    if matrix == _UNSPECIFIED_MATRIX and frame.height >= _HD_HEIGHT:
-        matrix = _BT709_MATRIX
+    if matrix == _UNSPECIFIED and frame.height >= _HD_HEIGHT:
+        matrix = _BT709
     pixels = frame.to_ndarray(format="rgb24", src_colorspace=matrix).astype(np.uint8, copy=False)
     # Phones store frames as the sensor saw them and note, in degrees against the clock, how to turn them upright.
     return np.rot90(pixels, k=round(frame.rotation / 90))
