@@ -21,8 +21,11 @@ latent_channels = 8
 encoder_dim = 24
 decoder_dim = 24
 pca_frames = 60
-steps = 4
+[decoder]
 batch = 4
+[decoder_optim]
+steps = 4
+decay_from = 2
 [text]
 vocabulary = 400
 width = 16

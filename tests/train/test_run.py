@@ -23,8 +23,14 @@ def quiet(*_: object) -> None:
 
 
 def test_a_run_leaves_its_log_plot_samples_and_checkpoint(tiny_run: Path) -> None:
-    assert [record["step"] for record in read_log(tiny_run / "log.jsonl")] == list(range(1, 7))
-    for name in ("loss.png", "samples-000006.png", "checkpoint/model_index.json", "checkpoint/petzval.json"):
+    assert [record["step"] for record in read_log(tiny_run / "transformer" / "log.jsonl")] == list(range(1, 7))
+    for name in (
+        "transformer/loss.png",
+        "transformer/samples-000006.png",
+        "decoder/loss.png",
+        "checkpoint/model_index.json",
+        "checkpoint/petzval.json",
+    ):
         assert (tiny_run / name).stat().st_size > 0, name
 
 
@@ -45,7 +51,7 @@ def test_a_run_stopped_anywhere_and_resumed_ends_bit_identical(
     with pytest.raises(Stop):
         run(tiny_config, tmp_path, stop, stages=("transformer",))
     run(tiny_config, tmp_path, quiet, stages=("transformer",))
-    whole, resumed = (load_file(folder / "state.safetensors") for folder in (tiny_run, tmp_path))
+    whole, resumed = (load_file(folder / "transformer" / "state.safetensors") for folder in (tiny_run, tmp_path))
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
@@ -61,12 +67,12 @@ def test_a_state_of_another_model_is_refused_and_a_longer_run_goes_on(
         run(other, tmp_path / "run", quiet, stages=("transformer",))
     longer = dataclasses.replace(tiny_config, optim=dataclasses.replace(tiny_config.optim, steps=8, decay_from=8))
     run(longer, tmp_path / "run", quiet, stages=("transformer",))
-    assert read_log(tmp_path / "run" / "log.jsonl")[-1]["step"] == 8
+    assert read_log(tmp_path / "run" / "transformer" / "log.jsonl")[-1]["step"] == 8
 
 
 def test_a_damaged_state_is_refused(tiny_config: TrainConfig, tiny_run: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_run, tmp_path / "run")
-    path = tmp_path / "run" / "state.safetensors"
+    path = tmp_path / "run" / "transformer" / "state.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="cannot be read"):
         run(tiny_config, tmp_path / "run", quiet, stages=("transformer",))
@@ -80,7 +86,7 @@ def test_export_without_a_state_says_so(tiny_config: TrainConfig, tmp_path: Path
 def test_diffusers_loads_the_exported_weights(tiny_run: Path) -> None:
     pipeline = WanPipeline.from_pretrained(tiny_run / "checkpoint")
     pipeline.set_progress_bar_config(disable=True)
-    state = load_file(tiny_run / "state.safetensors")
+    state = load_file(tiny_run / "transformer" / "state.safetensors")
     loaded = pipeline.transformer.state_dict()
     assert all(torch.equal(loaded[name], state[f"ema.dit.{name}"]) for name in loaded)
     embedding = pipeline.text_encoder.get_input_embeddings().weight

@@ -8,16 +8,16 @@ Shapes: B batch, H height, W width, C channels, P numbers in a patch, Z latent c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLWan
 from torch import Tensor, nn
 
-from petzval.models.wan.vae import _patch, decode_frame
-from petzval.train.config import AutoencoderConfig
+from petzval.models.wan.vae import decode_frame, encode_frame, patch
+from petzval.scenes.draw import draw
+from petzval.scenes.sample import sample_scene
+from petzval.train.config import AutoencoderConfig, DecoderConfig, TrainConfig
 
 CARRIER = 40.0
 """A constant hidden channel, far above the unit-scale components, so that RMS norms divide by nearly a constant."""
@@ -31,7 +31,7 @@ def to_model(frames_BHWC: np.ndarray) -> Tensor:
 def pca_autoencoder(frames_BHWC: np.ndarray, config: AutoencoderConfig) -> AutoencoderKLWan:
     """An AutoencoderKLWan that computes the PCA of `frames_BHWC` in patches of `config.patch` pixels."""
     torch.manual_seed(config.seed)
-    patches_NP = _patch(to_model(frames_BHWC), config.patch).permute(0, 2, 3, 1).flatten(0, 2).double()
+    patches_NP = patch(to_model(frames_BHWC), config.patch).permute(0, 2, 3, 1).flatten(0, 2).double()
     mean_P = patches_NP.mean(0)
     centred = patches_NP - mean_P
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(centred))
@@ -113,32 +113,33 @@ def _write_decoder(vae: AutoencoderKLWan, mean_P: Tensor, basis_PZ: Tensor, spre
     _linear_out(vae.decoder.norm_out, vae.decoder.conv_out, basis_PZ * spread_Z, mean_P)
 
 
-def train_decoder(
-    vae: AutoencoderKLWan,
-    batches: Iterator[tuple[Tensor, Tensor]],
-    config: AutoencoderConfig,
-    on_step: Callable[[int, float], None],
-) -> None:
-    """Teach the decoder's residual branches to undo what the code lost. `batches` gives (latents_BCHW, pixels_BCHW)."""
-    parameters = [p for m in (vae.decoder, vae.post_quant_conv) for p in m.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, betas=(0.9, 0.99))
-    warm, half = 100, config.steps // 2
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda s: min(1.0, (s + 1) / warm) * min(1.0, (config.steps - s) / (config.steps - half))
-    )
-    generator = torch.Generator().manual_seed(config.seed)
-    noise_scale = torch.tensor(vae.config.latents_std).view(-1, 1, 1) * config.latent_noise
-    for train_step in range(config.steps):
-        latents, pixels = next(batches)
-        noisy = latents + noise_scale * torch.randn(latents.shape, generator=generator)
-        loss = reconstruction_loss(decode_frame(vae, noisy), pixels, config.edge_weight)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        # Only last temporal taps learn: frames stay independent, so a clip decodes as well as a picture.
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
-        on_step(train_step, float(loss.detach()))
+def decoder_parts(vae: AutoencoderKLWan) -> nn.ModuleDict:
+    """What of the autoencoder is trained."""
+    return nn.ModuleDict({"decoder": vae.decoder, "post_quant_conv": vae.post_quant_conv})
+
+
+def decoder_batch(train_step: int, config: TrainConfig) -> Tensor:
+    """Frames of pictures and of clips (whose subjects have other sizes), the same for the same step. BCHW."""
+    rng = np.random.default_rng((config.data.seed + 2, train_step))
+    frames = []
+    while len(frames) < config.decoder.batch:
+        num_frames = config.data.num_frames if len(frames) % 2 else 1
+        scene = sample_scene(rng, video=num_frames > 1)
+        frames.append(draw(scene, num_frames=num_frames, canvas=config.data.canvas)[-1])
+    return to_model(np.stack(frames))
+
+
+def decoder_loss(vae: AutoencoderKLWan, pixels_BCHW: Tensor, train_step: int, config: DecoderConfig) -> Tensor:
+    """How badly the decoder answers slightly noisy latents of `pixels_BCHW`.
+
+    Frames are decoded one by one, so only last temporal taps learn, and a clip decodes as well as a picture.
+    """
+    with torch.no_grad():
+        latents = encode_frame(vae, pixels_BCHW)
+    generator = torch.Generator().manual_seed((config.seed << 32) + train_step)
+    scale = torch.tensor(vae.config.latents_std).view(-1, 1, 1) * config.latent_noise
+    noisy = latents + scale * torch.randn(latents.shape, generator=generator)
+    return reconstruction_loss(decode_frame(vae, noisy), pixels_BCHW, config.edge_weight)
 
 
 def reconstruction_loss(decoded_BCHW: Tensor, pixels_BCHW: Tensor, edge_weight: float) -> Tensor:

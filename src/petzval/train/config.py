@@ -6,12 +6,10 @@ import dataclasses
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from petzval.errors import BadRequestError
 from petzval.types import digest, to_json
-
-Section = TypeVar("Section")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +25,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AutoencoderConfig:
-    """An autoencoder of the Wan layout that starts as a PCA of patches; its decoder is then trained."""
+    """An autoencoder of the Wan layout that is a PCA of patches."""
 
     patch: int = 8
     latent_channels: int = 16
@@ -36,9 +34,14 @@ class AutoencoderConfig:
     pca_frames: int = 4_000
     detail_power: float = 0.6
     """Latents are scaled by each component's effect on pixels to this power: 0 whitens, 1 keeps pixel scale."""
-    steps: int = 4_000
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """How the decoder learns to undo what the linear code lost. Latents do not depend on it."""
+
     batch: int = 16
-    learning_rate: float = 2e-4
     edge_weight: float = 0.5
     latent_noise: float = 0.04
     """Noise (in units of the scaled latents) the decoder learns to remove: a generated latent is never exact."""
@@ -123,6 +126,12 @@ class TrainConfig:
     name: str
     data: DataConfig = field(default_factory=DataConfig)
     autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    decoder_optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(
+            steps=3_000, decay_from=1_500, learning_rate=2e-4, betas=(0.9, 0.99), weight_decay=0.0
+        )
+    )
     text: TextConfig = field(default_factory=TextConfig)
     transformer: TransformerConfig = field(default_factory=TransformerConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
@@ -148,12 +157,11 @@ def read_config(path: Path) -> TrainConfig:
         raise BadRequestError(f"config {path}: unknown {', '.join(unknown)}; allowed: name, {', '.join(sections)}")
     if not isinstance(record.get("name"), str):
         raise BadRequestError(f"config {path}: name must be a string, got {record.get('name')!r}")
-    made = {name: _section(path, name, make, record.get(name, {})) for name, make in sections.items()}  # type: ignore[arg-type]
+    made = {name: _section(path, name, make(), record.get(name, {})) for name, make in sections.items()}
     return TrainConfig(name=record["name"], **made)
 
 
-def _section(path: Path, name: str, make: type[Section], record: dict[str, Any]) -> Section:
-    defaults: Any = make()
+def _section(path: Path, name: str, defaults: Any, record: dict[str, Any]) -> Any:
     allowed = {f.name: getattr(defaults, f.name) for f in dataclasses.fields(defaults)}
     values = {}
     for key, value in record.items():
@@ -168,4 +176,4 @@ def _section(path: Path, name: str, make: type[Section], record: dict[str, Any])
         if not fits:
             raise BadRequestError(f"config {path}: {name}.{key} must be {wanted.__name__}, got {value!r}")
         values[key] = value
-    return make(**values)
+    return dataclasses.replace(defaults, **values)

@@ -50,10 +50,19 @@ def cached_set(
     """The set of this size and seed, from `folder` if it was finished there, else drawn, encoded and stored."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{'clips' if num_frames > 1 else 'pictures'}-{count}-{num_frames}-{seed}"
-    latents_path, coverage_path, scenes_path = (folder / f"{stem}-{part}" for part in ("latents.npy", "coverage.npy", "scenes.json"))
+    latents_path, coverage_path, scenes_path = (
+        folder / f"{stem}-{part}" for part in ("latents.npy", "coverage.npy", "scenes.json")
+    )
     if not scenes_path.exists():  # written last, so it says that the other two are whole
         scenes = _encode_all(
-            latents_path, coverage_path, vae, count=count, num_frames=num_frames, canvas=canvas, seed=seed, on_scene=on_scene
+            latents_path,
+            coverage_path,
+            vae,
+            count=count,
+            num_frames=num_frames,
+            canvas=canvas,
+            seed=seed,
+            on_scene=on_scene,
         )
         scenes_path.write_text(json.dumps([asdict(scene) for scene in scenes]))
     scenes = [Scene(**record) for record in json.loads(scenes_path.read_text())]

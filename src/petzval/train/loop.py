@@ -13,8 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from petzval.train.config import OptimConfig
-from petzval.train.flow import FlowBatch
-from petzval.train.state import RunState, load_state, save_state
+from petzval.train.state import STATE_FILE, RunState, load_state, save_state
+
+
+LossAt = Callable[[int], tuple[Tensor, str]]
+"""The loss of a step's batch, with its graph, and what kind of batch it was. Decided by the step alone, so that a
+resumed run goes on exactly as if it had never stopped."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Progress:
     num_steps: int
     loss: float
     kind: str
-    """"pictures" or "clips"."""
+    """Of batch: their losses are logged and drawn apart."""
     learning_rate: float
     seconds: float
     """Wall time of this step."""
@@ -56,23 +60,25 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
 
 def train(
     model: nn.Module,
-    batch_at: Callable[[int], FlowBatch],
-    loss_of: Callable[[FlowBatch], Tensor],
+    loss_at: LossAt,
     config: OptimConfig,
     folder: Path,
     digest: str,
     hooks: LoopHooks,
 ) -> RunState:
-    """Train to `config.steps`, going on from the folder's checkpoint if it has one. Raises FloatingPointError when the
+    """Train every parameter of `model` to `config.steps`, going on from the folder's checkpoint if it has one. Raises FloatingPointError when the
     loss is no longer finite (the last checkpoint is from before)."""
+    folder.mkdir(parents=True, exist_ok=True)
     state = RunState.fresh(model, make_optimizer(model, config))
-    path = folder / "state.safetensors"
+    path = folder / STATE_FILE
     if path.exists():
         load_state(state, path, digest)
     with (folder / "log.jsonl").open("a") as log:
         while state.train_step < config.steps:
-            progress = _one_step(state, batch_at, loss_of, config)
-            log.write(json.dumps({"step": progress.train_step, "kind": progress.kind, "loss": round(progress.loss, 5)}) + "\n")
+            progress = _one_step(state, loss_at, config)
+            log.write(
+                json.dumps({"step": progress.train_step, "kind": progress.kind, "loss": round(progress.loss, 5)}) + "\n"
+            )
             hooks.on_progress(progress)
             if state.train_step % config.save_every == 0 or state.train_step == config.steps:
                 log.flush()
@@ -82,17 +88,14 @@ def train(
     return state
 
 
-def _one_step(
-    state: RunState, batch_at: Callable[[int], FlowBatch], loss_of: Callable[[FlowBatch], Tensor], config: OptimConfig
-) -> Progress:
+def _one_step(state: RunState, loss_at: LossAt, config: OptimConfig) -> Progress:
     started = time.perf_counter()
     rate = config.learning_rate * learning_rate_factor(state.train_step, config)
     for group in state.optimizer.param_groups:
         group["lr"] = rate
-    batch = batch_at(state.train_step)
-    loss = take_step(state, loss_of(batch), config)
-    kind = "clips" if batch.latents_BCTHW.shape[2] > 1 else "pictures"
-    return Progress(state.train_step, config.steps, loss, kind, rate, time.perf_counter() - started)
+    loss, kind = loss_at(state.train_step)
+    value = take_step(state, loss, config)
+    return Progress(state.train_step, config.steps, value, kind, rate, time.perf_counter() - started)
 
 
 def take_step(state: RunState, loss: Tensor, config: OptimConfig) -> float:
@@ -118,22 +121,22 @@ def read_log(path: Path) -> list[dict[str, float | str]]:
 
 
 def plot_log(records: list[dict[str, float | str]], path: Path) -> None:
-    """Loss over steps, pictures and clips apart, smoothed over 50."""
+    """Loss over steps, each kind of batch apart, smoothed over 50."""
     import matplotlib  # an extra: only who trains needs it
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4.5))
-    for kind in ("pictures", "clips"):
+    for kind in dict.fromkeys(r["kind"] for r in records):
         rows = [(r["step"], float(r["loss"])) for r in records if r["kind"] == kind]
         if len(rows) < 2:
             continue
         steps, losses = zip(*rows, strict=True)
         window = min(50, len(losses))
         smooth = torch.tensor(losses).unfold(0, window, 1).mean(1)
-        axes.plot(steps[window - 1 :], smooth, label=kind)
-    axes.set(xlabel="train step", ylabel="loss (velocity, weighted mean square)", yscale="log")
+        axes.plot(steps[window - 1 :], smooth, label=str(kind))
+    axes.set(xlabel="train step", ylabel="loss", yscale="log")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
     figure.tight_layout()

@@ -6,7 +6,7 @@ was. Equal configs make equal weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,16 @@ from torch import Tensor
 
 from petzval.errors import CheckpointError
 from petzval.models.wan.dit import WanConfig, WanDiT
-from petzval.models.wan.vae import encode_frame
 from petzval.scenes.captions import caption
 from petzval.scenes.draw import Scene
-from petzval.train.autoencoder import pca_autoencoder, to_model, train_decoder
+from petzval.train.autoencoder import decoder_batch, decoder_loss, decoder_parts, pca_autoencoder
 from petzval.train.batches import Batches
 from petzval.train.config import TrainConfig
 from petzval.train.flow import TextToVelocity, dense_attention, flow_loss
 from petzval.train.latents import LatentSet, cached_set, draw_set
-from petzval.train.loop import LoopHooks, make_optimizer, train
-from petzval.train.state import RunState, load_state
+from petzval.train.loop import LoopHooks, Progress, make_optimizer, plot_log, read_log, train
+from petzval.train.preview import averaged
+from petzval.train.state import STATE_FILE, RunState, load_state
 from petzval.train.text import make_encoder, make_tokenizer
 
 STATE_SECTIONS = ("data", "autoencoder", "text", "transformer")
@@ -53,35 +53,41 @@ def autoencoder(config: TrainConfig, folder: Path, report: Report) -> Autoencode
     return vae
 
 
-def train_autoencoder(config: TrainConfig, folder: Path, report: Report) -> AutoencoderKLWan:
+def train_decoder(config: TrainConfig, folder: Path, report: Report) -> AutoencoderKLWan:
     """The stage that trains the decoder. The encoder does not change, so latents and transformer do not depend on it."""
     vae = autoencoder(config, folder, report)
     if (folder / "vae" / "config.json").exists():
         return vae
-    total = config.autoencoder.steps
-    vae.train()
+    parts = decoder_parts(vae)
 
-    def on_step(train_step: int, loss: float) -> None:
-        report("decoder", train_step + 1, total, f"loss {loss:.4f}")
+    def loss_at(train_step: int) -> tuple[Tensor, str]:
+        pixels = decoder_batch(train_step, config)
+        return decoder_loss(vae, pixels, train_step, config.decoder), "frames"
 
-    train_decoder(vae, _pixel_batches(vae, config), config.autoencoder, on_step)
-    vae.eval().save_pretrained(folder / "vae")
+    state = train(
+        parts,
+        loss_at,
+        config.decoder_optim,
+        folder / "decoder",
+        config.digest("data", "autoencoder", "decoder"),
+        LoopHooks(_progress("decoder", report), lambda _: None),
+    )
+    with averaged(state):
+        vae.eval().save_pretrained(folder / "vae")
+    plot_log(read_log(folder / "decoder" / "log.jsonl"), folder / "decoder" / "loss.png")
     return vae
 
 
-def _pixel_batches(vae: AutoencoderKLWan, config: TrainConfig) -> Iterator[tuple[Tensor, Tensor]]:
-    """Frames of pictures and of clips (whose subjects have other sizes), endlessly."""
-    size, seed = config.autoencoder.batch, config.data.seed + 2
-    endless = 1 << 62
-    clips = draw_set(endless, num_frames=config.data.num_frames, canvas=config.data.canvas, seed=seed)
-    pictures = draw_set(endless, num_frames=1, canvas=config.data.canvas, seed=seed)
-    while True:
-        frames = [next(pictures)[1] for _ in range(size // 2)]
-        frames += [next(clips)[1][[0, -1]] for _ in range((size - len(frames)) // 2)]
-        pixels = to_model(np.concatenate(frames))
-        with torch.no_grad():
-            latents = encode_frame(vae, pixels)
-        yield latents, pixels
+def _progress(stage: str, report: Report) -> Callable[[Progress], None]:
+    """Reports losses smoothed over about 50 steps."""
+    recent: dict[str, float] = {}
+
+    def on_progress(progress: Progress) -> None:
+        recent[progress.kind] = 0.98 * recent.get(progress.kind, progress.loss) + 0.02 * progress.loss
+        losses = ", ".join(f"{kind} {loss:.3f}" for kind, loss in recent.items())
+        report(stage, progress.train_step, progress.num_steps, f"loss {losses} ({progress.seconds:.2f} s/step)")
+
+    return on_progress
 
 
 def latent_sets(config: TrainConfig, folder: Path, vae: Any, report: Report) -> tuple[LatentSet, LatentSet]:
@@ -132,9 +138,11 @@ def make_model(config: TrainConfig, scenes: list[Scene]) -> tuple[TextToVelocity
 
 def restore(config: TrainConfig, folder: Path, report: Report) -> tuple[RunState, Any]:
     """A run's state and tokenizer as its folder has them, without training. Raises CheckpointError without a state."""
-    path = folder / "state.safetensors"
+    path = folder / "transformer" / STATE_FILE
     if not path.exists():
-        raise CheckpointError(f"{folder} has no training state yet: {path.name} is written every {config.optim.save_every} steps")
+        raise CheckpointError(
+            f"{folder} has no training state yet: {path.name} is written every {config.optim.save_every} steps"
+        )
     pictures, clips = latent_sets(config, folder, autoencoder(config, folder, report), report)
     model, tokenizer = make_model(config, pictures.scenes[:8000] + clips.scenes[:8000])
     state = RunState.fresh(model, make_optimizer(model, config.optim))
@@ -150,20 +158,17 @@ def train_transformer(
     pictures, clips = latent_sets(config, folder, vae, report)
     model, tokenizer = make_model(config, pictures.scenes[:8000] + clips.scenes[:8000])
     batches = Batches(pictures, clips, tokenizer, config.flow)
-    recent: dict[str, float] = {}
 
-    def on_progress(progress: Any) -> None:
-        recent[progress.kind] = 0.98 * recent.get(progress.kind, progress.loss) + 0.02 * progress.loss
-        losses = ", ".join(f"{kind} {loss:.3f}" for kind, loss in recent.items())
-        report("transformer", progress.train_step, progress.num_steps, f"loss {losses} ({progress.seconds:.2f} s/step)")
+    def loss_at(train_step: int) -> tuple[Tensor, str]:
+        kind = "clips" if batches.is_clip(train_step) else "pictures"
+        return flow_loss(model, batches.at(train_step)), kind
 
     state = train(
         model,
-        batches.at,
-        lambda batch: flow_loss(model, batch),
+        loss_at,
         config.optim,
-        folder,
+        folder / "transformer",
         config.digest(*STATE_SECTIONS),
-        LoopHooks(on_progress, lambda state: on_sample(state, tokenizer)),
+        LoopHooks(_progress("transformer", report), lambda state: on_sample(state, tokenizer)),
     )
     return state, tokenizer

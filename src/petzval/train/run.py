@@ -10,11 +10,11 @@ from petzval.media.sheet import contact_sheet
 from petzval.train.config import TrainConfig
 from petzval.train.export import export
 from petzval.train.loop import plot_log, read_log
-from petzval.train.pocket import Report, autoencoder, restore, train_autoencoder, train_transformer
+from petzval.train.pocket import Report, autoencoder, restore, train_decoder, train_transformer
 from petzval.train.preview import CLIP_PROMPTS, PICTURE_PROMPTS, averaged, sample
 from petzval.train.state import RunState
 
-STAGES = ("transformer", "autoencoder", "export")
+STAGES = ("transformer", "decoder", "export")
 """In the order they run: the transformer needs the encoder alone, which starts as it ends."""
 
 
@@ -27,8 +27,8 @@ def run(config: TrainConfig, folder: Path, report: Report, *, stages: tuple[str,
             _draw_samples(config, folder, autoencoder(config, folder, report), state, tokenizer)
 
         train_transformer(config, folder, report, on_sample)
-    if "autoencoder" in stages:
-        train_autoencoder(config, folder, report)
+    if "decoder" in stages:
+        train_decoder(config, folder, report)
     if "export" in stages:
         state, tokenizer = restore(config, folder, report)
         export(config, folder / "checkpoint", state, tokenizer, autoencoder(config, folder, report))
@@ -47,5 +47,9 @@ def _draw_samples(config: TrainConfig, folder: Path, vae: Any, state: RunState, 
             shown = (0, config.data.num_frames // 3, 2 * config.data.num_frames // 3, config.data.num_frames - 1)
             rows += [clip[frame] for clip in clips for frame in shown]
             captions += [prompt for prompt in CLIP_PROMPTS for _ in shown]
-    write_image(contact_sheet(rows, columns=4, captions=captions), folder / f"samples-{state.train_step:06d}.png", record=None)
-    plot_log(read_log(folder / "log.jsonl"), folder / "loss.png")
+    write_image(
+        contact_sheet(rows, columns=4, captions=captions),
+        folder / "transformer" / f"samples-{state.train_step:06d}.png",
+        record=None,
+    )
+    plot_log(read_log(folder / "transformer" / "log.jsonl"), folder / "transformer" / "loss.png")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from petzval.errors import CheckpointError
 
 META = "petzval.train"
+STATE_FILE = "state.safetensors"
 
 
 @dataclass
@@ -62,7 +63,9 @@ def load_state(state: RunState, path: Path, digest: str) -> None:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"training state {path} cannot be read: {error}") from None
     if meta.get("digest") != digest:
-        raise CheckpointError(f"training state {path} is of another config; start in a new folder or restore the config")
+        raise CheckpointError(
+            f"training state {path} is of another config; start in a new folder or restore the config"
+        )
     state.model.load_state_dict({k.removeprefix("weights."): v for k, v in tensors.items() if k.startswith("weights.")})
     for name, average in state.ema.items():
         average.copy_(tensors[f"ema.{name}"])

@@ -35,13 +35,13 @@ def decode_frame(vae: Any, latents_BCHW: Tensor) -> Tensor:
     for block in decoder.up_blocks:
         x = _up_block(block, x)
     x = _conv(decoder.conv_out, F.silu(_norm(decoder.norm_out, x)))
-    return _unpatch(x, vae.config.patch_size or 1)
+    return unpatch(x, vae.config.patch_size or 1)
 
 
 def encode_frame(vae: Any, pixels_BCHW: Tensor) -> Tensor:
     """The posterior's mean of single frames, not scaled; equal to `vae.encode` of clips of one frame. BCHW."""
     encoder = vae.encoder
-    x = _conv(encoder.conv_in, _patch(pixels_BCHW, vae.config.patch_size or 1))
+    x = _conv(encoder.conv_in, patch(pixels_BCHW, vae.config.patch_size or 1))
     for block in encoder.down_blocks:
         x = _down_block(block, x)
     x = _middle(encoder.mid_block, x)
@@ -98,14 +98,14 @@ def _down_block(block: Any, x: Tensor) -> Tensor:
     return x + block.avg_shortcut(before.unsqueeze(2)).squeeze(2)
 
 
-def _patch(x_BCHW: Tensor, size: int) -> Tensor:
+def patch(x_BCHW: Tensor, size: int) -> Tensor:
     """Space to channels, in the order of the checkpoint: channel, then column, then row within the patch."""
     batch, channels, height, width = x_BCHW.shape
     x = x_BCHW.view(batch, channels, height // size, size, width // size, size)
     return x.permute(0, 1, 5, 3, 2, 4).reshape(batch, channels * size * size, height // size, width // size)
 
 
-def _unpatch(x_BCHW: Tensor, size: int) -> Tensor:
+def unpatch(x_BCHW: Tensor, size: int) -> Tensor:
     batch, _, height, width = x_BCHW.shape
     x = x_BCHW.view(batch, -1, size, size, height, width).permute(0, 1, 4, 3, 5, 2)
     return x.reshape(batch, -1, height * size, width * size)
