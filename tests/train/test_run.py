@@ -41,14 +41,14 @@ def test_a_run_stopped_anywhere_and_resumed_ends_bit_identical(
     for done in ("vae-start", "vae", *(p.name for p in tiny_run.glob("latents-*"))):
         shutil.copytree(tiny_run / done, tmp_path / done)
 
-    class Stop(Exception):
+    class StoppedError(Exception):
         pass
 
     def stop(stage: str, done: int, total: int, note: str) -> None:
         if stage == "transformer" and done == stopped_after:
-            raise Stop
+            raise StoppedError
 
-    with pytest.raises(Stop):
+    with pytest.raises(StoppedError):
         run(tiny_config, tmp_path, stop, stages=("transformer",))
     run(tiny_config, tmp_path, quiet, stages=("transformer",))
     whole, resumed = (load_file(folder / "transformer" / "state.safetensors") for folder in (tiny_run, tmp_path))

@@ -8,6 +8,8 @@ Shapes: B batch, H height, W width, C channels, P numbers in a patch, Z latent c
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -71,31 +73,38 @@ def _silence_residuals(vae: AutoencoderKLWan) -> None:
             module.weight[:, :, :2] = 0
         if name.endswith((".conv2", ".proj")):
             module.weight.zero_()
-            module.bias.zero_()
+            _bias(module).zero_()
     for conv in (vae.quant_conv, vae.post_quant_conv):
         conv.weight.copy_(torch.eye(conv.weight.shape[0]).view_as(conv.weight))
-        conv.bias.zero_()
+        _bias(conv).zero_()
+
+
+def _bias(module: nn.Module) -> Tensor:
+    bias = module.bias
+    assert isinstance(bias, Tensor)
+    return bias
 
 
 def _pairs(conv: nn.Conv3d, rows_ZP: Tensor, offset_Z: Tensor) -> None:
     """Write +component, -component and the carrier into a convolution's centre tap; other channels start at zero."""
     count = len(rows_ZP)
     conv.weight.zero_()
-    conv.bias.zero_()
+    bias = _bias(conv)
+    bias.zero_()
     conv.weight[:count, :, -1, 1, 1] = rows_ZP.float()
     conv.weight[count : 2 * count, :, -1, 1, 1] = -rows_ZP.float()
-    conv.bias[:count], conv.bias[count : 2 * count] = offset_Z.float(), -offset_Z.float()
-    conv.bias[2 * count] = CARRIER
+    bias[:count], bias[count : 2 * count] = offset_Z.float(), -offset_Z.float()
+    bias[2 * count] = CARRIER
 
 
-def _linear_out(norm: nn.Module, conv: nn.Conv3d, rows_OZ: Tensor, offset_O: Tensor) -> None:
-    """norm, SiLU and convolution as one linear map: silu(p) - silu(-p) = p, and the norm divides by nearly the carrier."""
+def _linear_out(norm: Any, conv: nn.Conv3d, rows_OZ: Tensor, offset_O: Tensor) -> None:
+    """norm, SiLU and convolution as one linear map: silu(p) - silu(-p) = p, and the norm divides by the carrier."""
     count = rows_OZ.shape[1]
     norm.gamma.fill_(CARRIER / norm.gamma.shape[0] ** 0.5)
     conv.weight.zero_()
     conv.weight[: len(rows_OZ), :count, -1, 1, 1] = rows_OZ.float()
     conv.weight[: len(rows_OZ), count : 2 * count, -1, 1, 1] = -rows_OZ.float()
-    conv.bias.copy_(offset_O.float())
+    _bias(conv).copy_(offset_O.float())
 
 
 def _write_encoder(vae: AutoencoderKLWan, mean_P: Tensor, basis_PZ: Tensor, spread_Z: Tensor) -> None:
@@ -121,7 +130,7 @@ def decoder_parts(vae: AutoencoderKLWan) -> nn.ModuleDict:
 def decoder_batch(train_step: int, config: TrainConfig) -> Tensor:
     """Frames of pictures and of clips (whose subjects have other sizes), the same for the same step. BCHW."""
     rng = np.random.default_rng((config.data.seed + 2, train_step))
-    frames = []
+    frames: list[np.ndarray] = []
     while len(frames) < config.decoder.batch:
         num_frames = config.data.num_frames if len(frames) % 2 else 1
         scene = sample_scene(rng, video=num_frames > 1)

@@ -152,12 +152,13 @@ def read_config(path: Path) -> TrainConfig:
         raise BadRequestError(f"config {path}: no such file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadRequestError(f"config {path}: not TOML: {error}") from None
-    sections = {f.name: f.default_factory for f in dataclasses.fields(TrainConfig) if f.name != "name"}
+    defaults = TrainConfig(name="")
+    sections = [f.name for f in dataclasses.fields(defaults) if f.name != "name"]
     if unknown := sorted(set(record) - set(sections) - {"name"}):
         raise BadRequestError(f"config {path}: unknown {', '.join(unknown)}; allowed: name, {', '.join(sections)}")
     if not isinstance(record.get("name"), str):
         raise BadRequestError(f"config {path}: name must be a string, got {record.get('name')!r}")
-    made = {name: _section(path, name, make(), record.get(name, {})) for name, make in sections.items()}
+    made = {name: _section(path, name, getattr(defaults, name), record.get(name, {})) for name in sections}
     return TrainConfig(name=record["name"], **made)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from petzval.media.files import atomic_write
-from petzval.models.weights import save_model_index, save_weights
 from petzval.models.wan.dit import WanConfig
+from petzval.models.weights import save_model_index, save_weights
 from petzval.train.config import SamplingConfig, TrainConfig
 from petzval.train.preview import averaged
 from petzval.train.state import RunState
@@ -87,7 +87,7 @@ def facts(config: TrainConfig) -> dict[str, Any]:
 
 
 def _plain(config: WanConfig) -> dict[str, Any]:
-    return json.loads(json.dumps(dataclasses.asdict(config)))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def _plain_vae(vae: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Shapes: T frames, H height, W width, C channels.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class LatentSet:
-    """Scaled latents (float16, N T C H W) with the scene each shows and how much of each 2x2 patch the subject covers."""
+    """Scaled latents (float16, N T C H W), the scene each shows, and how much of each 2x2 patch its subject covers."""
 
     scenes: list[Scene]
     latents: np.ndarray
@@ -58,10 +58,8 @@ def cached_set(
             latents_path,
             coverage_path,
             vae,
-            count=count,
-            num_frames=num_frames,
-            canvas=canvas,
-            seed=seed,
+            draw_set(count, num_frames=num_frames, canvas=canvas, seed=seed),
+            shape=(count, num_frames, canvas),
             on_scene=on_scene,
         )
         scenes_path.write_text(json.dumps([asdict(scene) for scene in scenes]))
@@ -74,20 +72,20 @@ def _encode_all(
     latents_path: Path,
     coverage_path: Path,
     vae: Any,
+    drawn: Iterable[tuple[Scene, np.ndarray, np.ndarray]],
     *,
-    count: int,
-    num_frames: int,
-    canvas: int,
-    seed: int,
+    shape: tuple[int, int, int],
     on_scene: Callable[[int], None],
 ) -> list[Scene]:
-    scale, side = latent_scale(vae.config), canvas // vae.config.scale_factor_spatial
+    """Fill both files from `drawn`; `shape` is (scenes, frames of each, pixels of a side)."""
+    (count, num_frames, canvas), scale = shape, latent_scale(vae.config)
+    side = canvas // vae.config.scale_factor_spatial
     latents = np.lib.format.open_memmap(
         latents_path, "w+", np.float16, (count, num_frames, vae.config.z_dim, side, side)
     )
     coverage = np.lib.format.open_memmap(coverage_path, "w+", np.float16, (count, num_frames, side // 2, side // 2))
     patch, scenes = canvas * 2 // side, []
-    for index, (scene, frames, mask_THW) in enumerate(draw_set(count, num_frames=num_frames, canvas=canvas, seed=seed)):
+    for index, (scene, frames, mask_THW) in enumerate(drawn):
         code = encode_frame(vae, to_model(frames))
         latents[index] = scale.normalise(code.transpose(0, 1)).transpose(0, 1).numpy()
         blocks = mask_THW.reshape(num_frames, side // 2, patch, side // 2, patch)

@@ -1,4 +1,4 @@
-"""The training loop: steps, averaging, learning rate, checkpoints, log and plot. What is learned comes in as functions."""
+"""The training loop: steps, averaging, learning rate, checkpoints, log and plot. What is learned is handed in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from petzval.train.config import OptimConfig
 from petzval.train.state import STATE_FILE, RunState, load_state, save_state
-
 
 LossAt = Callable[[int], tuple[Tensor, str]]
 """The loss of a step's batch, with its graph, and what kind of batch it was. Decided by the step alone, so that a
@@ -66,8 +65,10 @@ def train(
     digest: str,
     hooks: LoopHooks,
 ) -> RunState:
-    """Train every parameter of `model` to `config.steps`, going on from the folder's checkpoint if it has one. Raises FloatingPointError when the
-    loss is no longer finite (the last checkpoint is from before)."""
+    """Train every parameter of `model` to `config.steps`, going on from the folder's checkpoint if it has one.
+
+    Raises FloatingPointError when the loss is no longer finite (the last checkpoint is from before).
+    """
     folder.mkdir(parents=True, exist_ok=True)
     state = RunState.fresh(model, make_optimizer(model, config))
     path = folder / STATE_FILE
@@ -112,7 +113,7 @@ def take_step(state: RunState, loss: Tensor, config: OptimConfig) -> float:
 
 
 def read_log(path: Path) -> list[dict[str, float | str]]:
-    """Every step once: after a resume, steps since the last checkpoint stand twice in the file; the later one counts."""
+    """Every step once: after a resume, steps since the last checkpoint are there twice; the later ones count."""
     by_step: dict[int, dict[str, float | str]] = {}
     for line in path.read_text().splitlines():
         record = json.loads(line)

@@ -30,8 +30,8 @@ from petzval.train.state import STATE_FILE, RunState, load_state
 from petzval.train.text import make_encoder, make_tokenizer
 
 STATE_SECTIONS = ("data", "autoencoder", "text", "transformer")
-"""What a training state depends on: a longer run, or a later decay, may go on from a shorter one; another model or other
-data may not."""
+"""What a training state depends on: a longer run, or a later decay, may go on from a shorter one; another model or
+other data may not."""
 
 Report = Callable[[str, int, int, str], None]
 """(stage, done, total, note): how far a stage is."""
@@ -54,7 +54,7 @@ def autoencoder(config: TrainConfig, folder: Path, report: Report) -> Autoencode
 
 
 def train_decoder(config: TrainConfig, folder: Path, report: Report) -> AutoencoderKLWan:
-    """The stage that trains the decoder. The encoder does not change, so latents and transformer do not depend on it."""
+    """The stage that trains the decoder. The encoder stays, so neither latents nor transformer depend on it."""
     vae = autoencoder(config, folder, report)
     if (folder / "vae" / "config.json").exists():
         return vae

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def sample(
     tokens = tokenizer([*prompts, *[""] * len(prompts)], padding="longest", return_tensors="pt")
     embeds, bias = model.prompt_embeds(tokens["input_ids"], tokens["attention_mask"])
     sigmas = torch.linspace(1, 0, num_inference_steps + 1)
-    for sigma, sigma_next in zip(sigmas[:-1], sigmas[1:], strict=True):
+    for sigma, sigma_next in pairwise(sigmas):
         levels = sigma.expand(2 * len(prompts), 1)
         cond, uncond = model(torch.cat([latents, latents]), levels, embeds, bias).chunk(2)
         latents = latents + (sigma_next - sigma) * (uncond + guidance_scale * (cond - uncond))

@@ -47,9 +47,7 @@ def _draw_samples(config: TrainConfig, folder: Path, vae: Any, state: RunState, 
             shown = (0, config.data.num_frames // 3, 2 * config.data.num_frames // 3, config.data.num_frames - 1)
             rows += [clip[frame] for clip in clips for frame in shown]
             captions += [prompt for prompt in CLIP_PROMPTS for _ in shown]
-    write_image(
-        contact_sheet(rows, columns=4, captions=captions),
-        folder / "transformer" / f"samples-{state.train_step:06d}.png",
-        record=None,
-    )
-    plot_log(read_log(folder / "transformer" / "log.jsonl"), folder / "transformer" / "loss.png")
+    sheet = contact_sheet(rows, columns=4, captions=captions)
+    stage = folder / "transformer"
+    write_image(sheet, stage / f"samples-{state.train_step:06d}.png", record=None)
+    plot_log(read_log(stage / "log.jsonl"), stage / "loss.png")
