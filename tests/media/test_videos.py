@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from petzval.errors import BadMediaError, BadRequestError
-from petzval.media import videos
+from petzval.media import untrusted, videos
 from petzval.media.videos import read_video, write_video
 from tests.media.craft import boxes, clip, picture, psnr
 
@@ -313,6 +313,20 @@ def test_a_film_that_claims_a_huge_frame(written):
         assert "too large" in str(error)
     # The coded size may win over the claimed one; the claimed one must never be allocated.
     assert back_or_error in (None, (6, 32, 48, 3))
+
+
+def test_the_decoder_has_the_limit_too(monkeypatch, written):
+    """The frames inside may be larger than the container says."""
+    monkeypatch.setattr(untrusted, "MAX_PIXELS", 1000)
+    monkeypatch.setattr(videos, "check_pixels", lambda *size, name: None)
+    with pytest.raises(BadMediaError, match=r"is damaged|has no frames|has no video"):
+        read_video(written[".mp4"])
+
+
+def test_metadata_that_is_no_text_does_not_matter(tmp_path):
+    write_video(clip(2, 16, 16), tmp_path / "a.mp4", fps=8, record={"key": "ABCD"})
+    broken = (tmp_path / "a.mp4").read_bytes().replace(b"ABCD", b"A\xff\xfeD")
+    assert len(read_video(broken).frames) == 2
 
 
 def test_a_gif_that_claims_a_huge_canvas(written):

@@ -179,7 +179,10 @@ def open_container(data: bytes, *, name: str) -> av.container.InputContainer:
     if known not in _DEMUXERS:
         raise BadMediaError(f"{name} is {what_is(data)}; a clip is MP4, MOV, WebM, GIF or WebP")
     options = {"max_pixels": str(MAX_PIXELS)}
-    return av.open(BytesIO(data), mode="r", format=_DEMUXERS[known], options=options, metadata_errors="replace")
+    container = av.open(BytesIO(data), mode="r", format=_DEMUXERS[known], options=options, metadata_errors="replace")
+    for stream in container.streams.video:
+        stream.codec_context.options = options  # those above reach the probing of streams, not the decoding
+    return container
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
