@@ -309,3 +309,12 @@ def test_latents_can_be_used_where_gradients_are_tracked(model: TinyDenoiser) ->
     assert not trajectory.latents.requires_grad
     tracking.proj_in(trajectory.latents.flatten(1).mT).sum().backward()
     assert tracking.proj_in.weight.grad is not None
+
+
+def test_a_step_changes_these_fields_and_no_others(model: TinyDenoiser) -> None:
+    trajectory = run(start(sampler="euler-stochastic"), model, num_steps=1)
+    before = dict(vars(trajectory))
+    advance([trajectory], model)
+    after = vars(trajectory)
+    assert after.keys() == {field.name for field in dataclasses.fields(Trajectory)}
+    assert {name for name in after if after[name] is not before[name]} == {"latents", "history", "noise", "step"}

@@ -128,8 +128,8 @@ def advance(group: Sequence[Trajectory], model: Denoiser) -> None:
     outputs = _predict_all(group, model)
     moved = [_move(t, out, model.prediction) for t, out in zip(group, outputs, strict=True)]
     for trajectory, after in zip(group, moved, strict=True):
-        trajectory.latents, trajectory.history, trajectory.noise = after.latents, after.history, after.noise
-        trajectory.step += 1
+        # In one call, which no Ctrl-C can cut in two: each trajectory is always at a step boundary.
+        vars(trajectory).update(vars(after))
 
 
 def _predict_all(group: Sequence[Trajectory], model: Denoiser) -> list[dict[str, Tensor]]:
@@ -153,11 +153,12 @@ def _predict_all(group: Sequence[Trajectory], model: Denoiser) -> list[dict[str,
 
 @dataclass(frozen=True)
 class _After:
-    """What a step changes of a trajectory."""
+    """The fields of a trajectory that a step changes, by their names there."""
 
     latents: Tensor
     history: History
     noise: Noise
+    step: int
 
 
 def _move(t: Trajectory, outputs: dict[str, Tensor], prediction: Prediction) -> _After:
@@ -177,4 +178,4 @@ def _move(t: Trajectory, outputs: dict[str, Tensor], prediction: Prediction) -> 
     history = t.history.copy()
     for name, value in {"denoised": denoised, **move.remember}.items():
         history.push(name, t.step, value, keep=max(1, sampler.reads.get(name, 1)))
-    return _After(move.latents, history, noise)
+    return _After(move.latents, history, noise, t.step + 1)
