@@ -63,7 +63,7 @@ CASES = {
     "2.2 TI2V, first frame, no guidance": i2v("ti2v", LAST, seed=15, width=32, num_frames=9, guidance_scale=1.0),
     "2.2 TI2V, image to image": i2i("ti2v", seed=24, width=64, height=64, strength=0.6),
     "2.2 T2V-A14B": t2v(
-        "t2v-a14b", seed=16, num_inference_steps=6, guidance_scale=4.0, guidance_scale_2=2.0, negative_prompt="grey",
+        "t2v-a14b", seed=16, num_inference_steps=10, guidance_scale=4.0, guidance_scale_2=2.0, negative_prompt="grey",
     ),
     "2.2 T2V-A14B, second unguided": t2v("t2v-a14b", seed=17, guidance_scale=4.0, guidance_scale_2=1.0),
     "2.2 I2V-A14B": i2v("i2v-a14b", FIRST, seed=18, num_inference_steps=6, guidance_scale_2=2.0),

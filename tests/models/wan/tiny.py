@@ -117,7 +117,12 @@ def transformer(seed: int, **changes: Any) -> WanTransformer3DModel:
     torch.manual_seed(seed)
     sizes = {"num_attention_heads": HEADS, "attention_head_dim": HEAD_DIM, "ffn_dim": 32, "num_layers": 2}
     channels = {"in_channels": LATENT, "out_channels": LATENT, "text_dim": TEXT, "freq_dim": 16}
-    return noisier(WanTransformer3DModel(**{**sizes, **channels, **changes}))
+    made = noisier(WanTransformer3DModel(**{**sizes, **channels, **changes}))
+    for block in made.blocks:  # a few words among hundreds of tokens of padding must be found, and be heard
+        block.attn2.norm_q.weight.data.mul_(3.0)
+        block.attn2.norm_k.weight.data.mul_(3.0)
+        block.attn2.to_out[0].weight.data.mul_(3.0)
+    return made
 
 
 def components(variant: Variant) -> dict[str, Any]:
