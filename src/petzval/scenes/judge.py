@@ -12,15 +12,21 @@ from PIL import Image
 
 from petzval.errors import BadRequestError
 from petzval.scenes.draw import CANVAS, SIZE_PIXELS, START_X, Scene
-from petzval.scenes.matching import Array, Match, Matcher, background_errors, fit_error, settled_background, shrink
+from petzval.scenes.matching import (
+    Array,
+    Match,
+    Matcher,
+    background_errors,
+    fit_error,
+    rank_subjects,
+    settled_background,
+    shrink,
+)
 from petzval.scenes.tracks import read_motion
-from petzval.scenes.vocabulary import SUBJECTS
 
-COARSE_PIXELS: Final = (44, 56, 72)
-"""Sides at which every subject is tried."""
-FINE_PIXELS: Final = tuple(range(36, 84, 4))
+FINE_PIXELS: Final = (36, 40, 44, 48, 56, 64, 72, 76)
 """Sides at which the `FINALISTS` best subjects are measured."""
-FINALISTS = 3
+FINALISTS = 4
 SEEN_FIT = 0.2
 """From this share of the background's error explained, something is there: it has a place, a size and a motion."""
 NAMED_FIT = 0.45
@@ -60,11 +66,10 @@ def judge(frames_THWC: NDArray[np.uint8]) -> Verdict:
     """
     pictures = [shrink(frame_HWC) for frame_HWC in _on_canvas(frames_THWC)]
     background = _read_background(pictures)
-    matchers = [Matcher(picture, settled_background(picture, background)) for picture in pictures]
-    # Every second frame is enough to find the finalists, and halves the time of a clip.
-    coarse = {subject: _track(matchers[::2], subject, COARSE_PIXELS) for subject in SUBJECTS}
-    finalists = sorted(SUBJECTS, key=lambda subject: -_total_gain(coarse[subject]))[:FINALISTS]
-    fine = {subject: _track(matchers, subject, FINE_PIXELS) for subject in finalists}
+    behind = [settled_background(picture, background) for picture in pictures]
+    finalists = rank_subjects(pictures, behind)[:FINALISTS]
+    matchers = [Matcher(picture, blank) for picture, blank in zip(pictures, behind, strict=True)]
+    fine = {subject: _track(matchers, subject) for subject in finalists}
     subject, second = sorted(finalists, key=lambda name: -_total_gain(fine[name]))[:2]
     track = fine[subject]
     seen = [_convinces(match) for match in track]
@@ -107,10 +112,10 @@ def _read_background(pictures: Sequence[Array]) -> str:
     return min(errors[0], key=lambda name: sum(fit_error(of_frame[name]) for of_frame in errors))
 
 
-def _track(matchers: Sequence[Matcher], subject: str, sides: Sequence[int]) -> list[Match]:
+def _track(matchers: Sequence[Matcher], subject: str) -> list[Match]:
     """The subject's best match in each frame."""
     # Sides outside, frames inside: a template is large, and stays in the processor's cache meanwhile.
-    by_side = [[matcher.match(subject, pixels) for matcher in matchers] for pixels in sides]
+    by_side = [[matcher.match(subject, pixels) for matcher in matchers] for pixels in FINE_PIXELS]
     return [max(of_frame, key=lambda match: match.gain) for of_frame in zip(*by_side, strict=True)]
 
 

@@ -1,7 +1,9 @@
 """Finds sprites in a picture: how much better a subject at a place explains the pixels than the background does."""
 
-# Shapes: H height, W width, C channels (RGB), V variants, P padded side, F its half spectrum.
+# Shapes: T frames, H height, W width, C channels (RGB), V variants, M sprites, Q planes, P padded side, F its half
+# spectrum, PF the two as one axis.
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,7 +15,7 @@ from scipy.ndimage import gaussian_filter
 from petzval.scenes.backgrounds import background_image
 from petzval.scenes.draw import CANVAS
 from petzval.scenes.sprites import sprite
-from petzval.scenes.vocabulary import BACKGROUNDS, NUM_VARIANTS
+from petzval.scenes.vocabulary import BACKGROUNDS, NUM_VARIANTS, SUBJECTS
 
 SIDE = CANVAS // 2
 """Matching is done at half resolution: generated pictures hold no finer detail."""
@@ -22,8 +24,12 @@ PADDED = 80
 BLUR = 1.0
 """Standard deviation, in half-resolution pixels, of the blur of pictures, sprites and backgrounds alike. Without it
 a soft picture would match flat sprites better than the detailed ones it shows."""
-CENTRES = range(8, SIDE - 8 + 1)
-"""Where a sprite's centre may be, in half-resolution pixels."""
+BORDER = 8
+"""Half-resolution pixels from the border within which no sprite's centre is looked for."""
+NUM_PLANES = 9
+"""Pairs of planes whose correlations add up to the gain."""
+COARSE_PIXELS = (44, 56, 72)
+"""Sides at which every subject is tried, at quarter resolution, to find those worth a closer look."""
 KEPT = 0.6
 """Share of the pixels that fit a background best and decide about it: a large subject hides up to a third."""
 
@@ -46,8 +52,7 @@ class Match:
 
 def shrink(frame_HWC: NDArray[np.uint8]) -> Array:
     """A picture on a canvas of 128 at the resolution of matching, float32 0 to 255, H W 3 with H = W = 64."""
-    halved = frame_HWC.reshape(SIDE, 2, SIDE, 2, 3).mean((1, 3), dtype=np.float32)
-    return _soften(halved)
+    return _soften(_halve(frame_HWC))
 
 
 def background_errors(picture_HWC: Array) -> dict[str, Array]:
@@ -79,20 +84,27 @@ def settled_background(picture_HWC: Array, background: str) -> Array:
     return np.asarray(chosen_HWC + drift_C, np.float32)
 
 
+def rank_subjects(pictures: Sequence[Array], backgrounds: Sequence[Array]) -> list[str]:
+    """All subjects, the likeliest first: by their gains (`Matcher.match`) at quarter resolution, summed up."""
+    planes = [_picture_planes(_halve(p), _halve(b)) for p, b in zip(pictures, backgrounds, strict=True)]
+    spectra_TQPF = scipy.fft.rfft2(np.stack(planes), (PADDED // 2, PADDED // 2))
+    num_frames, half_spectrum = len(planes), spectra_TQPF.shape[2:]
+    # One matrix product a frequency: of all sprites' planes with all frames' planes.
+    products = _coarse_templates() @ spectra_TQPF.reshape(num_frames, NUM_PLANES, -1).transpose(2, 1, 0)
+    gains = scipy.fft.irfft2(products.reshape(*half_spectrum, -1), (PADDED // 2, PADDED // 2), axes=(0, 1))
+    window = slice(BORDER // 2, (SIDE - BORDER) // 2 + 1)
+    best = gains[window, window].max((0, 1)).reshape(len(SUBJECTS), len(COARSE_PIXELS), num_frames)
+    order = np.argsort(-best.max(1).sum(-1), kind="stable")
+    return [SUBJECTS[index] for index in order]
+
+
 class Matcher:
     """One picture, ready to be compared with any sprite at any place."""
 
     def __init__(self, picture_HWC: Array, background_HWC: Array) -> None:
         """Both at the resolution of matching; `background_HWC` is what the picture would be without its subject."""
-        extra_HWC = picture_HWC - background_HWC
-        self._error_HW = np.square(extra_HWC).sum(-1)
-        planes = np.empty((9, SIDE, SIDE), np.float32)
-        planes[:3] = 2 * np.moveaxis(extra_HWC, -1, 0)
-        planes[3] = -2 * (extra_HWC * background_HWC).sum(-1)
-        planes[4:7] = 2 * np.moveaxis(background_HWC, -1, 0)
-        planes[7] = -np.square(background_HWC).sum(-1)
-        planes[8] = -1
-        self._spectra = scipy.fft.rfft2(planes, (PADDED, PADDED))
+        self._error_HW = np.square(picture_HWC - background_HWC).sum(-1)
+        self._spectra_QPF = scipy.fft.rfft2(_picture_planes(picture_HWC, background_HWC), (PADDED, PADDED))
 
     def match(self, subject: str, pixels: int) -> Match:
         """Where the sprite, `pixels` a side on a canvas of 128, explains the picture best.
@@ -101,10 +113,9 @@ class Matcher:
         |I - B|^2 - |I - aS - (1 - a)B|^2 = 2 (I - B).(aS - aB) - |aS - aB|^2, summed over the picture: correlations
         of planes made of I and B with planes made of a and S, all in one inverse transform.
         """
-        gains = scipy.fft.irfft2((self._spectra * _template(subject, pixels)).sum(0), (PADDED, PADDED))
-        window = gains[CENTRES.start : CENTRES.stop, CENTRES.start : CENTRES.stop]
-        row, column = (int(index) for index in np.unravel_index(window.argmax(), window.shape))
-        row, column = row + CENTRES.start, column + CENTRES.start
+        gains = scipy.fft.irfft2((self._spectra_QPF * _template(subject, pixels)).sum(0), (PADDED, PADDED))
+        window = gains[BORDER : SIDE - BORDER + 1, BORDER : SIDE - BORDER + 1]
+        row, column = (BORDER + int(index) for index in np.unravel_index(window.argmax(), window.shape))
         gain, under = float(gains[row, column]), self._under(pixels, row, column)
         return Match(gain, gain / under, 2.0 * column, 2.0 * row, pixels)
 
@@ -115,21 +126,49 @@ class Matcher:
         return float(self._error_HW[rows, columns].sum()) + 1e-3
 
 
-@lru_cache(maxsize=320)
+def _picture_planes(picture_HWC: Array, background_HWC: Array) -> Array:
+    """What the gain takes of the picture, Q H W: 2 (I - B), -2 (I - B).B, 2 B, -|B|^2 and -1."""
+    picture_CHW, background_CHW = (np.moveaxis(image, -1, 0) for image in (picture_HWC, background_HWC))
+    extra_CHW = picture_CHW - background_CHW
+    flat = (-2 * (extra_CHW * background_CHW).sum(0), -np.square(background_CHW).sum(0))
+    planes = [*(2 * extra_CHW), flat[0], *(2 * background_CHW), flat[1], np.full_like(flat[0], -1)]
+    return np.stack(planes)
+
+
+def _sprite_planes(sprite_HWC: Array) -> Array:
+    """What the gain takes of a sprite (its colour times coverage, and coverage), Q H W: aS, a, a aS, a a, |aS|^2."""
+    colour_CHW, coverage_HW = np.moveaxis(sprite_HWC[..., :3], -1, 0), sprite_HWC[..., 3]
+    return np.stack(
+        [*colour_CHW, coverage_HW, *(coverage_HW * colour_CHW), coverage_HW**2, np.square(colour_CHW).sum(0)]
+    )
+
+
+@lru_cache(maxsize=400)  # a quarter of a megabyte each
 def _template(subject: str, pixels: int) -> NDArray[np.complex64]:
-    """Conjugate spectra, 9 P F, of aS (three colours), a, a aS (three colours), a a, |aS|^2."""
+    """Conjugate spectra of a sprite's planes, Q P F."""
+    return _conjugate_spectra(_padded_sprite(subject, pixels))
+
+
+@lru_cache(maxsize=1)
+def _coarse_templates() -> NDArray[np.complex64]:
+    """Conjugate spectra of all subjects at all coarse sides, at quarter resolution, PF M Q."""
+    pairs = [(subject, pixels) for subject in SUBJECTS for pixels in COARSE_PIXELS]
+    bank = np.stack([_conjugate_spectra(_halve(_padded_sprite(subject, pixels))) for subject, pixels in pairs])
+    return np.ascontiguousarray(bank.reshape(*bank.shape[:2], -1).transpose(2, 0, 1))
+
+
+def _conjugate_spectra(padded_HWC: Array) -> NDArray[np.complex64]:
+    """The sprite's centre moves to the first pixel, so that a peak of a correlation lies where the centre is."""
+    planes = np.roll(_sprite_planes(padded_HWC), -(padded_HWC.shape[0] // 2), (1, 2))
+    return np.asarray(np.conj(scipy.fft.rfft2(planes)), np.complex64)
+
+
+def _padded_sprite(subject: str, pixels: int) -> Array:
+    """Colour times coverage, and coverage, at the resolution of matching, amid a square of `PADDED` a side."""
     picture = sprite(subject, pixels)
     margin = (2 * PADDED - pixels) // 2
-    pad = ((margin, margin), (margin, margin), (0, 0))
-    coverage_HW1 = np.pad(1 - picture.clear_HWC, pad)
-    colour_HWC = np.pad(np.maximum(picture.colour_HWC - 0.5, 0), pad)
-    halved_HWC = np.concatenate((colour_HWC, coverage_HW1), -1).reshape(PADDED, 2, PADDED, 2, 4).mean((1, 3))
-    soft_HWC = _soften(halved_HWC)
-    colour_CHW, coverage_HW = np.moveaxis(soft_HWC[..., :3], -1, 0), soft_HWC[..., 3]
-    planes = [*colour_CHW, coverage_HW, *(coverage_HW * colour_CHW), coverage_HW**2, np.square(colour_CHW).sum(0)]
-    # The sprite's centre moves to the first pixel, so that a peak lies where the centre is.
-    centred = np.roll(np.stack(planes), -(PADDED // 2), (1, 2))
-    return np.asarray(np.conj(scipy.fft.rfft2(centred)), np.complex64)
+    whole_HWC = np.concatenate((np.maximum(picture.colour_HWC - np.float32(0.5), 0), 1 - picture.clear_HWC), -1)
+    return _soften(_halve(np.pad(whole_HWC, ((margin, margin), (margin, margin), (0, 0)))))
 
 
 @lru_cache(maxsize=64)
@@ -139,3 +178,10 @@ def _drawings(background: str) -> Array:
 
 def _soften(image_HWC: Array) -> Array:
     return np.asarray(gaussian_filter(image_HWC, (BLUR, BLUR, 0), mode="nearest"), np.float32)
+
+
+def _halve(image_HWC: NDArray[np.uint8] | Array) -> Array:
+    """Means of two by two pixels, float32."""
+    wide = image_HWC.astype(np.float32)
+    rows = wide[::2] + wide[1::2]
+    return np.asarray((rows[:, ::2] + rows[:, 1::2]) / 4, np.float32)
