@@ -25,6 +25,7 @@ from petzval.train.config import TrainConfig
 from petzval.train.flow import TextToVelocity, dense_attention, flow_loss
 from petzval.train.latents import LatentSet, cached_set, draw_set
 from petzval.train.loop import LoopHooks, Progress, make_optimizer, plot_log, read_log, train
+from petzval.train.padding import turn_away_from_padding
 from petzval.train.preview import averaged
 from petzval.train.state import STATE_FILE, RunState, load_state
 from petzval.train.text import make_encoder, make_tokenizer
@@ -133,6 +134,7 @@ def make_model(config: TrainConfig, scenes: list[Scene]) -> tuple[TextToVelocity
     # The output starts at zero: the first steps then learn the data's mean and not to undo noise of the weights.
     torch.nn.init.zeros_(dit.proj_out.weight)
     torch.nn.init.zeros_(dit.proj_out.bias)
+    turn_away_from_padding(dit)
     return TextToVelocity(dit, encoder, config.text.max_tokens), tokenizer
 
 
