@@ -10,8 +10,9 @@ Shapes: D width, N heads, K head width.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import nn
 
 from petzval.models.wan.dit import WanDiT
 
@@ -39,12 +40,11 @@ def turn_away_from_padding(dit: WanDiT) -> None:
     embedder.linear_2.weight[0] = 0
     embedder.linear_2.weight[0, : 2 * half] = 1.0 / (MEAN_GELU * 2 * half)
     for block in dit.blocks:
-        _turn_away(block.attn2, dit.config.num_attention_heads)  # type: ignore[arg-type]
+        _turn_away(block.attn2, dit.config.num_attention_heads)
 
 
-def _turn_away(attention: nn.Module, num_heads: int) -> None:
-    to_q, to_k, to_v = (attention.get_submodule(name) for name in ("to_q", "to_k", "to_v"))
-    norm_q, norm_k = (attention.get_submodule(name) for name in ("norm_q", "norm_k"))
+def _turn_away(attention: Any, num_heads: int) -> None:
+    to_q, to_k, to_v = attention.to_q, attention.to_k, attention.to_v
     width = to_q.weight.shape[0]
     reserved = torch.arange(num_heads) * (width // num_heads)
     # Channel 0 of the text says word or padding, and should say nothing else.
@@ -62,5 +62,5 @@ def _turn_away(attention: nn.Module, num_heads: int) -> None:
     head = width // num_heads
     logit = (1 / 0.58) * (width / num_heads) ** 0.5 / head**0.5
     gain = (LOGIT / logit) ** 0.5
-    norm_q.weight[reserved] = gain
-    norm_k.weight[reserved] = gain
+    attention.norm_q.weight[reserved] = gain
+    attention.norm_k.weight[reserved] = gain
