@@ -17,12 +17,12 @@ from petzval.scenes.matching import (
     Match,
     Matcher,
     background_errors,
-    fit_error,
     rank_subjects,
     settled_background,
     shrink,
 )
 from petzval.scenes.tracks import read_motion
+from petzval.scenes.vocabulary import BACKGROUNDS
 
 FINE_PIXELS: Final = (36, 40, 44, 48, 56, 64, 72, 76)
 """Sides at which the `FINALISTS` best subjects are measured."""
@@ -108,8 +108,8 @@ def _on_canvas(frames_THWC: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
 
 
 def _read_background(pictures: Sequence[Array]) -> str:
-    errors = [background_errors(picture) for picture in pictures]
-    return min(errors[0], key=lambda name: sum(fit_error(of_frame[name]) for of_frame in errors))
+    errors = sum(background_errors(picture) for picture in pictures)
+    return BACKGROUNDS[int(np.argmin(errors))]
 
 
 def _track(matchers: Sequence[Matcher], subject: str) -> list[Match]:

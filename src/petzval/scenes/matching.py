@@ -55,20 +55,16 @@ def shrink(frame_HWC: NDArray[np.uint8]) -> Array:
     return _soften(_halve(frame_HWC))
 
 
-def background_errors(picture_HWC: Array) -> dict[str, Array]:
-    """Each background's squared error per pixel, H W, of the drawing that fits best after a shift of all colours."""
-    best: dict[str, Array] = {}
-    for background in BACKGROUNDS:
-        errors_VHW = np.square(picture_HWC - _drawings(background)).sum(-1)
-        best[background] = errors_VHW[np.argmin([fit_error(error_HW) for error_HW in errors_VHW])]
-    return best
+def background_errors(picture_HWC: Array) -> Array:
+    """Each background's mean squared error over the pixels that fit it best, those which no subject hides.
 
-
-def fit_error(error_HW: Array) -> float:
-    """Mean squared error over the pixels that fit best: those which no subject hides."""
-    flat = error_HW.reshape(-1)
-    count = int(KEPT * flat.size)
-    return float(np.partition(flat, count)[:count].mean())
+    In the order of `BACKGROUNDS`; the drawing that fits best counts.
+    """
+    drawings_VHWC = _all_drawings()
+    errors = np.square(_halve(picture_HWC) - drawings_VHWC).sum(-1).reshape(len(drawings_VHWC), -1)
+    count = int(KEPT * errors.shape[1])
+    kept = np.partition(errors, count, axis=1)[:, :count].mean(1)
+    return np.asarray(kept.reshape(len(BACKGROUNDS), NUM_VARIANTS).min(1))
 
 
 def settled_background(picture_HWC: Array, background: str) -> Array:
@@ -174,6 +170,12 @@ def _padded_sprite(subject: str, pixels: int) -> Array:
 @lru_cache(maxsize=64)
 def _drawings(background: str) -> Array:
     return np.stack([shrink(background_image(background, variant, CANVAS)) for variant in range(NUM_VARIANTS)])
+
+
+@lru_cache(maxsize=1)
+def _all_drawings() -> Array:
+    """All backgrounds' drawings at quarter resolution, background by background."""
+    return np.stack([_halve(drawing) for background in BACKGROUNDS for drawing in _drawings(background)])
 
 
 def _soften(image_HWC: Array) -> Array:
