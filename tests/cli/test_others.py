@@ -86,15 +86,15 @@ def test_train_calls_the_trainer(petzval: Petzval, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(trainer, "run", run)
     Path("tiny.toml").write_text('name = "tiny"\n[flow]\nseed = 3\n')
-    ran = petzval("train tiny.toml --stage autoencoder --json")
+    ran = petzval("train tiny.toml --stage decoder --json")
     assert ran.exit_code == 0, ran.err
     assert ran.err == "decoder\n"
     assert {**ran.json, "seconds": 0} == {
-        "name": "tiny", "folder": "runs/tiny", "stages": ["autoencoder"], "seconds": 0,
+        "name": "tiny", "folder": "runs/tiny", "stages": ["decoder"], "seconds": 0,
     }  # fmt: skip
     assert (called["config"].flow.seed, called["folder"]) == (3, Path("runs/tiny"))
     ran = petzval("train tiny.toml --stage paint")
-    assert (ran.exit_code, "--stage must be one of autoencoder, transformer, got 'paint'" in ran.err) == (2, True)
+    assert (ran.exit_code, "--stage must be one of transformer, decoder, export, got 'paint'" in ran.err) == (2, True)
     ran = petzval("train tiny.toml --threads 0")
     assert (ran.exit_code, "threads must be at least 1, got 0" in ran.err) == (2, True)
 

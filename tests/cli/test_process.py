@@ -71,9 +71,7 @@ def test_ctrl_c_leaves_nothing_half_written(flux_folder: Callable[[str], Path], 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_one_line() -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            command("--version"), stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment()
-        )
+        done = subprocess.run(command("--version"), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "petzval: No space left on device\n")
 
 
@@ -81,9 +79,7 @@ def test_a_closed_pipe_is_one_line() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = subprocess.run(
-            command("--version"), stdout=writer, stderr=subprocess.PIPE, text=True, check=False, env=environment()
-        )
+        done = subprocess.run(command("--version"), stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (1, "petzval: standard output was closed before everything was written\n")

@@ -199,6 +199,15 @@ def test_cached_repositories_need_no_network(hub_cache: Path) -> None:
     assert cached_names() == ("studio/lens",)
 
 
+def test_where_nothing_may_be_downloaded(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert resolve("studio/lens", download=False) == Checkpoint(
+        name="studio/lens", folder=hub_cache / "models--studio--lens/snapshots" / COMMIT
+    )
+    with pytest.raises(CheckpointError, match=r"studio/other is not on this machine, .*and nothing is downloaded here"):
+        resolve("studio/other", download=False)
+
+
 def test_offline_says_what_to_do_and_what_is_here(hub_cache: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         resolve("black-forest-labs/FLUX.1-dev@refs/pr/1")

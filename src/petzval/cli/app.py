@@ -47,7 +47,12 @@ def _top(
 
 def run(arguments: Sequence[str]) -> None:
     """Parse and run. Raises typer's usage errors, and whatever the command raises."""
-    parsed = typer.main.get_command(app).main(list(arguments), prog_name="petzval", standalone_mode=False)
+    try:
+        parsed = typer.main.get_command(app).main(list(arguments), prog_name="petzval", standalone_mode=False)
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # typer leaves in silence; every other error has its line
+            raise ended.__context__ from None
+        raise
     if not callable(parsed):  # help, or the version
         return
     with warnings.catch_warnings():
