@@ -171,6 +171,13 @@ def test_a_clip_names_itself(petzval: Petzval, pocket: str) -> None:
     assert ran.out == "fox-4.mp4\n"
 
 
+def test_a_rate_that_a_file_cannot_hold_is_refused_before_the_work(petzval: Petzval, pocket: str) -> None:
+    ran = petzval(f"generate fox {pocket} --frames 3 --out fox.gif --fps 60")
+    assert ran.exit_code == 2
+    assert "fps must be above 0 and at most 50 in a .gif file, got 60" in ran.err
+    assert "encode" not in ran.err
+
+
 # -- without a model --------------------------------------------------------------------------------------------------
 
 

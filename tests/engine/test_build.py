@@ -100,7 +100,8 @@ def test_heads_are_as_wide_as_the_transformer_says(flux_folder: Folder, wan_fold
 def test_requests_are_checked_without_weights(wan_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     name = str(wan_folder("t2v"))
     good = Request(task="text-to-video", prompt="fox", num_frames=5)
-    check([good], name=name)
+    [filled] = check([good], name=name)
+    assert (filled.width, filled.num_frames, filled.num_inference_steps) == (832, 5, 50)
     bad = Request(task="text-to-video", prompt="fox", num_frames=6)
     with pytest.raises(BadRequestError, match="num_frames must be 1 plus a multiple of 4, got 6; the nearest is 5"):
         check([good, bad], name=name)

@@ -113,11 +113,17 @@ def _made(wish: Wish, stages: Any) -> list[Result]:
     """Checked before any weights are loaded, then generated as one group."""
     from petzval.cli.wish import check_checkpoint
     from petzval.engine import build
+    from petzval.media.videos import check_rate
     from petzval.tasks.generate import generate as generate_all
+    from petzval.tasks.table import NEEDS
 
     build.pick_dtype(wish.settings.get("dtype", "auto"), build.pick_device(wish.settings.get("device", "auto")))
     check_checkpoint(wish)
-    build.check(wish.requests, name=wish.model, revision=wish.revision)
+    for request, path in zip(
+        build.check(wish.requests, name=wish.model, revision=wish.revision), wish.paths, strict=True
+    ):
+        if NEEDS[request.task].makes == "video" and request.fps:
+            check_rate(path.suffix.lower(), fps=request.fps)
     model = build.load(wish.model, revision=wish.revision, **wish.settings)
 
     def on_event(event: Event) -> None:

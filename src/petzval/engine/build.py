@@ -57,12 +57,13 @@ def identify(name: str, *, revision: str | None = None) -> CheckpointId:
     return checkpoint.id(registry.spec(checkpoint).family)
 
 
-def check(requests: Sequence[Request], *, name: str, revision: str | None = None) -> None:
-    """Refuse what the checkpoint cannot do before any weights are loaded. Raises as `load` and as `Family.plan`, which
-    checks the rest."""
+def check(requests: Sequence[Request], *, name: str, revision: str | None = None) -> list[Request]:
+    """Refuse what the checkpoint cannot do before any weights are loaded. Returns the requests with its defaults.
+
+    Raises as `load` and as `Family.plan`, which checks the rest.
+    """
     spec = registry.spec(resolve(name, revision=revision))
-    for request in requests:
-        complete(request, spec)
+    return [complete(request, spec) for request in requests]
 
 
 def head_dim(checkpoint: Checkpoint) -> int:

@@ -63,9 +63,7 @@ def write_video(pixels: Pixels, path: Path, *, fps: float, record: Record | None
     suffix = check_suffix(path, kind="video")
     if pixels.ndim != 4 or pixels.shape[3] != 3 or 0 in pixels.shape:
         raise BadMediaError(f"pixels of a clip must have the shape (frames, height, width, 3), got {pixels.shape}")
-    limit = _GIF_MAX_FPS if suffix == ".gif" else MAX_FPS
-    if not 0 < fps <= limit:
-        raise BadRequestError(f"fps must be above 0 and at most {limit} in a {suffix} file, got {fps}")
+    check_rate(suffix, fps=fps)
     if suffix == ".mp4":
         _check_even(pixels.shape[2], pixels.shape[1])
         atomic_write(path, lambda part: _write_mp4(pixels, part, fps=fps, record=record))
@@ -73,6 +71,13 @@ def write_video(pixels: Pixels, path: Path, *, fps: float, record: Record | None
         atomic_write(path, _encode_webp(pixels, fps=fps, record=record))
     else:
         atomic_write(path, _encode_gif(pixels, fps=fps, record=record))
+
+
+def check_rate(suffix: str, *, fps: float) -> None:
+    """For asking before the work is done. Raises BadRequestError for a rate that a file of this suffix cannot hold."""
+    limit = _GIF_MAX_FPS if suffix == ".gif" else MAX_FPS
+    if not 0 < fps <= limit:
+        raise BadRequestError(f"fps must be above 0 and at most {limit} in a {suffix} file, got {fps}")
 
 
 def _check_even(width: int, height: int) -> None:
