@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.special
 
 from petzval.errors import BadRequestError, CheckpointError
 from petzval.sampling.samplers import SAMPLERS, dpm_name, unipc_name
@@ -89,6 +88,8 @@ def beta_sigmas(sigmas: Sigmas) -> Sigmas:
     """As many sigmas between the same ends, spaced by quantiles of a Beta(0.6, 0.6) distribution (Lee
     et al. 2024, arXiv 2407.12173)."""
     first, last = float(sigmas[0]), float(sigmas[-1])
+    import scipy.special  # half a second of start-up that no other schedule needs
+
     quantiles = scipy.special.betaincinv(BETA_SHAPE, BETA_SHAPE, 1 - np.linspace(0, 1, len(sigmas)))
     return last + quantiles * (first - last)
 

@@ -39,7 +39,7 @@ OnStep = Callable[[int, int, float], None]
 # -- the stages -------------------------------------------------------------------------------------------------------
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def begin(model: Family, request: Request) -> Trajectory:
     """A request, encoded, before its first step.
 
@@ -52,7 +52,7 @@ def begin(model: Family, request: Request) -> Trajectory:
     return _start(model, plan, conditioning, noise)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def begin_group(model: Family, requests: Sequence[Request], on_step: OnStep | None = None) -> list[Trajectory]:
     """As `begin`, for each; requests that differ in their seed alone share one encoding and its invariants.
 
