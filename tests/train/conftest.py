@@ -14,6 +14,7 @@ name = "tiny"
 [data]
 pictures = 40
 clips = 10
+centred_pictures = 12
 num_frames = 3
 canvas = 64
 [autoencoder]
@@ -42,6 +43,7 @@ freq_dim = 16
 batch_pictures = 4
 batch_clips = 2
 clips_from = 2
+centred_from = 4
 [optim]
 steps = 6
 decay_from = 4

@@ -22,11 +22,11 @@ def quiet(*_: object) -> None:
 
 @pytest.fixture(scope="module")
 def parts(tiny_config: TrainConfig, tiny_run: Path) -> tuple[TextToVelocity, Batches]:
-    pictures, clips = latent_sets(tiny_config, tiny_run, autoencoder(tiny_config, tiny_run, quiet), quiet)
-    model, tokenizer = make_model(tiny_config, pictures.scenes + clips.scenes)
+    sets = latent_sets(tiny_config, tiny_run, autoencoder(tiny_config, tiny_run, quiet), quiet)
+    model, tokenizer = make_model(tiny_config, sets)
     for parameter in model.parameters():  # the output starts at zero, where nothing would show
         torch.nn.init.normal_(parameter, std=0.2)
-    return model, Batches(pictures, clips, tokenizer, dataclasses.replace(tiny_config.flow, first_frame_given=0.5))
+    return model, Batches(sets, tokenizer, dataclasses.replace(tiny_config.flow, first_frame_given=0.5))
 
 
 def test_batches_of_a_step_are_always_the_same_and_differ_between_steps(parts: tuple[TextToVelocity, Batches]) -> None:
@@ -37,6 +37,21 @@ def test_batches_of_a_step_are_always_the_same_and_differ_between_steps(parts: t
     assert not torch.equal(batches.at(3).noise_BCTHW, batches.at(5).noise_BCTHW)
     assert batches.at(4).latents_BCTHW.shape[2] == 3, "step 4 is a batch of clips"
     assert batches.at(3).latents_BCTHW.shape[2] == 1
+
+
+def test_from_a_step_on_only_centred_scenes_are_learned(parts: tuple[TextToVelocity, Batches]) -> None:
+    _, batches = parts
+    sets, start = batches.sets, batches.config.centred_from
+    assert any(scene.jitter_x for scene in sets.pictures.scenes)
+    assert sets.centred_pictures is not None
+    assert not any(scene.jitter_x or scene.jitter_y for scene in sets.centred_pictures.scenes)
+    assert sets.choose(clip=False, centred=True) is sets.centred_pictures
+    assert sets.choose(clip=True, centred=True) is sets.clips, "there are no centred clips here"
+    centred = {float(latents.astype("float32").sum()) for latents in sets.centred_pictures.latents}
+    pictures = [step for step in range(start + 4) if not batches.is_clip(step)]
+    for step in pictures:
+        seen = {float(latents.numpy().sum()) for latents in batches.at(step).latents_BCTHW}
+        assert (seen <= centred) == (step >= start), step
 
 
 def test_the_loss_of_the_true_velocity_is_zero_and_given_frames_do_not_count() -> None:

@@ -47,8 +47,9 @@ def is_held_out(scene: Scene) -> bool:
     ) in pairs.subject_motion
 
 
-def sample_scene(rng: np.random.Generator, *, video: bool, split: Split = "train") -> Scene:
-    """A random scene: of trained pairs alone, or (`split="held_out"`) with at least one pair held out.
+def sample_scene(rng: np.random.Generator, *, video: bool, split: Split = "train", jitter: bool = True) -> Scene:
+    """A random scene: of trained pairs alone, or (`split="held_out"`) with at least one pair held out; without `jitter`
+    the subject is exactly where its position says.
 
     A held-out clip is as often new in its motion as in its background. Raises `BadRequestError` for another split.
     """
@@ -56,9 +57,13 @@ def sample_scene(rng: np.random.Generator, *, video: bool, split: Split = "train
         raise BadRequestError(f"split must be 'train' or 'held_out', got {split!r}")
     if split == "held_out":
         subject, background, motion = _held_out_choice(rng, video=video)
-        return _arranged(rng, subject, background, motion)
+        return _arranged(rng, subject, background, motion, jitter=jitter)
     while True:
-        scene = _arranged(rng, _pick(rng, SUBJECTS), _pick(rng, BACKGROUNDS), _pick(rng, MOTIONS) if video else None)
+        motion = None
+        subject, background = _pick(rng, SUBJECTS), _pick(rng, BACKGROUNDS)
+        if video:
+            motion = _pick(rng, MOTIONS)
+        scene = _arranged(rng, subject, background, motion, jitter=jitter)
         if not is_held_out(scene):
             return scene
 
@@ -153,7 +158,9 @@ class _Deck(Generic[Item]):
         return self._left.pop(next(index for index, item in enumerate(self._left) if wanted(item)))
 
 
-def _arranged(rng: np.random.Generator, subject: str, background: str, motion: str | None) -> Scene:
+def _arranged(
+    rng: np.random.Generator, subject: str, background: str, motion: str | None, *, jitter: bool = True
+) -> Scene:
     """The scene with everything else chosen at random."""
     position = _pick(rng, allowed_positions(motion))
     if motion in ("left", "right") and rng.random() < DIRECTED:
@@ -164,10 +171,18 @@ def _arranged(rng: np.random.Generator, subject: str, background: str, motion: s
         size=_pick(rng, allowed_sizes(motion)),
         position=position,
         motion=motion,
-        jitter_x=_pick(rng, JITTERS),
-        jitter_y=_pick(rng, CLIP_JITTERS_Y.get(motion or "", JITTERS)),
+        jitter_x=_pick(rng, JITTERS) if jitter else 0,
+        jitter_y=_pick(rng, _jitters_y(motion, jitter=jitter)),
         variant=int(rng.integers(NUM_VARIANTS)),
     )
+
+
+def _jitters_y(motion: str | None, *, jitter: bool) -> tuple[int, ...]:
+    """Without jitter a clip that goes up or down still starts at its border or where a picture's subject rests."""
+    allowed = CLIP_JITTERS_Y.get(motion or "", JITTERS)
+    if jitter:
+        return allowed
+    return (allowed[0], allowed[-1]) if motion in CLIP_JITTERS_Y else (0,)
 
 
 def _pick(rng: np.random.Generator, items: tuple[Item, ...] | list[Item]) -> Item:

@@ -10,26 +10,26 @@ import torch
 from petzval.scenes.captions import caption
 from petzval.train.config import FlowConfig
 from petzval.train.flow import FlowBatch, draw_sigmas
-from petzval.train.latents import LatentSet
+from petzval.train.latents import LatentSets
 
 
 class Batches:
     """Makes the batch of any step, so that a resumed run goes on exactly as if it had never stopped."""
 
-    def __init__(self, pictures: LatentSet, clips: LatentSet, tokenizer: Any, config: FlowConfig) -> None:
-        self.pictures, self.clips, self.tokenizer, self.config = pictures, clips, tokenizer, config
+    def __init__(self, sets: LatentSets, tokenizer: Any, config: FlowConfig) -> None:
+        self.sets, self.tokenizer, self.config = sets, tokenizer, config
 
     def is_clip(self, train_step: int) -> bool:
         late = train_step - self.config.clips_from
-        return len(self.clips) > 0 and late >= 0 and late % self.config.clips_every == 0
+        return late >= 0 and late % self.config.clips_every == 0
 
     def at(self, train_step: int) -> FlowBatch:
         config = self.config
         rng = np.random.default_rng((config.seed, train_step))
         generator = torch.Generator().manual_seed((config.seed << 32) + train_step)
-        data, size = (
-            (self.clips, config.batch_clips) if self.is_clip(train_step) else (self.pictures, config.batch_pictures)
-        )
+        clip = self.is_clip(train_step)
+        data = self.sets.choose(clip=clip, centred=train_step >= config.centred_from)
+        size = config.batch_clips if clip else config.batch_pictures
         rows = np.sort(rng.choice(len(data), size, replace=False))
         latents = torch.from_numpy(data.latents[rows].astype(np.float32)).transpose(1, 2).contiguous()
         weight = 1 + config.subject_weight * torch.from_numpy(data.coverage[rows].astype(np.float32))

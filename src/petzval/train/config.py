@@ -18,6 +18,9 @@ class DataConfig:
 
     pictures: int = 60_000
     clips: int = 8_000
+    centred_pictures: int = 0
+    """As many more without jitter: every subject exactly where its position says."""
+    centred_clips: int = 0
     num_frames: int = 9
     canvas: int = 128
     seed: int = 0
@@ -81,6 +84,9 @@ class FlowConfig:
     """Step from which clips are learned too."""
     clips_every: int = 2
     """Then every so-many-th step is a batch of clips."""
+    centred_from: int = 0
+    """Step from which only scenes without jitter are learned (where the data has some). A small model that has seen
+    everywhere a subject can lie in its patches does better to remember few places well."""
     timestep_mean: float = 0.3
     """Timesteps are logit-normal with this mean and unit deviation."""
     drop_prompt: float = 0.1

@@ -35,31 +35,55 @@ class LatentSet:
         return len(self.scenes)
 
 
-def draw_set(count: int, *, num_frames: int, canvas: int, seed: int) -> Iterator[tuple[Scene, np.ndarray, np.ndarray]]:
+@dataclass(frozen=True)
+class LatentSets:
+    """All that a run learns from."""
+
+    pictures: LatentSet
+    clips: LatentSet
+    centred_pictures: LatentSet | None
+    centred_clips: LatentSet | None
+
+    def choose(self, *, clip: bool, centred: bool) -> LatentSet:
+        """Pictures or clips; the centred ones when they are wanted and there are any."""
+        jittered, exact = (self.clips, self.centred_clips) if clip else (self.pictures, self.centred_pictures)
+        return exact if centred and exact is not None else jittered
+
+
+def draw_set(
+    count: int, *, num_frames: int, canvas: int, seed: int, jitter: bool = True
+) -> Iterator[tuple[Scene, np.ndarray, np.ndarray]]:
     """`count` random training scenes with their frames and masks; single frames are pictures, more are clips."""
     rng = np.random.default_rng((seed, num_frames))
     for _ in range(count):
-        scene = sample_scene(rng, video=num_frames > 1)
+        scene = sample_scene(rng, video=num_frames > 1, jitter=jitter)
         mask_THW = subject_mask(scene, num_frames=num_frames, canvas=canvas)
         yield scene, draw(scene, num_frames=num_frames, canvas=canvas), mask_THW
 
 
 def cached_set(
-    folder: Path, vae: Any, *, count: int, num_frames: int, canvas: int, seed: int, on_scene: Callable[[int], None]
+    folder: Path,
+    vae: Any,
+    drawn: Iterable[tuple[Scene, np.ndarray, np.ndarray]],
+    *,
+    stem: str,
+    shape: tuple[int, int, int],
+    on_scene: Callable[[int], None],
 ) -> LatentSet:
-    """The set of this size and seed, from `folder` if it was finished there, else drawn, encoded and stored."""
+    """What `drawn` gives, from `folder` if it was finished there under the name `stem`, else encoded and stored.
+
+    `shape` is (scenes, frames of each, pixels of a side).
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{'clips' if num_frames > 1 else 'pictures'}-{count}-{num_frames}-{seed}"
-    latents_path, coverage_path, scenes_path = (
-        folder / f"{stem}-{part}" for part in ("latents.npy", "coverage.npy", "scenes.json")
-    )
+    names = ("latents.npy", "coverage.npy", "scenes.json")
+    latents_path, coverage_path, scenes_path = (folder / f"{stem}-{name}" for name in names)
     if not scenes_path.exists():  # written last, so it says that the other two are whole
         scenes = _encode_all(
             latents_path,
             coverage_path,
             vae,
-            draw_set(count, num_frames=num_frames, canvas=canvas, seed=seed),
-            shape=(count, num_frames, canvas),
+            drawn,
+            shape=shape,
             on_scene=on_scene,
         )
         scenes_path.write_text(json.dumps([asdict(scene) for scene in scenes]))

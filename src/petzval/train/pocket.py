@@ -23,7 +23,7 @@ from petzval.train.autoencoder import decoder_batch, decoder_loss, decoder_parts
 from petzval.train.batches import Batches
 from petzval.train.config import TrainConfig
 from petzval.train.flow import TextToVelocity, dense_attention, flow_loss
-from petzval.train.latents import LatentSet, cached_set, draw_set
+from petzval.train.latents import LatentSet, LatentSets, cached_set, draw_set
 from petzval.train.loop import LoopHooks, Progress, make_optimizer, plot_log, read_log, train
 from petzval.train.padding import turn_away_from_padding
 from petzval.train.preview import averaged
@@ -91,21 +91,29 @@ def _progress(stage: str, report: Report) -> Callable[[Progress], None]:
     return on_progress
 
 
-def latent_sets(config: TrainConfig, folder: Path, vae: Any, report: Report) -> tuple[LatentSet, LatentSet]:
+def latent_sets(config: TrainConfig, folder: Path, vae: Any, report: Report) -> LatentSets:
     data = config.data
 
-    def cached(name: str, count: int, num_frames: int) -> LatentSet:
+    def cached(name: str, count: int, num_frames: int, *, jitter: bool = True) -> LatentSet:
+        seed = data.seed + 3
         return cached_set(
             folder / f"latents-{config.digest('autoencoder')}",
             vae,
-            count=count,
-            num_frames=num_frames,
-            canvas=data.canvas,
-            seed=data.seed + 3,
+            draw_set(count, num_frames=num_frames, canvas=data.canvas, seed=seed, jitter=jitter),
+            stem=f"{name.replace(' ', '-')}-{count}-{num_frames}-{seed}",
+            shape=(count, num_frames, data.canvas),
             on_scene=lambda done: report(name, done, count, ""),
         )
 
-    return cached("pictures", data.pictures, 1), cached("clips", data.clips, data.num_frames)
+    def centred(name: str, count: int, num_frames: int) -> LatentSet | None:
+        return cached(name, count, num_frames, jitter=False) if count else None
+
+    return LatentSets(
+        cached("pictures", data.pictures, 1),
+        cached("clips", data.clips, data.num_frames),
+        centred("centred pictures", data.centred_pictures, 1),
+        centred("centred clips", data.centred_clips, data.num_frames),
+    )
 
 
 def text_parts(config: TrainConfig, scenes: list[Scene]) -> tuple[Any, Any]:
@@ -115,10 +123,10 @@ def text_parts(config: TrainConfig, scenes: list[Scene]) -> tuple[Any, Any]:
     return tokenizer, make_encoder(tokenizer, config.text)
 
 
-def make_model(config: TrainConfig, scenes: list[Scene]) -> tuple[TextToVelocity, Any]:
+def make_model(config: TrainConfig, sets: LatentSets) -> tuple[TextToVelocity, Any]:
     """The untrained model and its tokenizer; the same for the same config."""
     torch.manual_seed(config.flow.seed)
-    tokenizer, encoder = text_parts(config, scenes)
+    tokenizer, encoder = text_parts(config, sets.pictures.scenes[:8000] + sets.clips.scenes[:8000])
     size = config.transformer
     dit_config = WanConfig(
         num_attention_heads=size.num_heads,
@@ -145,8 +153,7 @@ def restore(config: TrainConfig, folder: Path, report: Report) -> tuple[RunState
         raise CheckpointError(
             f"{folder} has no training state yet: {path.name} is written every {config.optim.save_every} steps"
         )
-    pictures, clips = latent_sets(config, folder, autoencoder(config, folder, report), report)
-    model, tokenizer = make_model(config, pictures.scenes[:8000] + clips.scenes[:8000])
+    model, tokenizer = make_model(config, latent_sets(config, folder, autoencoder(config, folder, report), report))
     state = RunState.fresh(model, make_optimizer(model, config.optim))
     load_state(state, path, config.digest(*STATE_SECTIONS))
     return state, tokenizer
@@ -157,9 +164,9 @@ def train_transformer(
 ) -> tuple[RunState, Any]:
     """The stage that trains text encoder and transformer. Returns the run's state and the tokenizer."""
     vae = autoencoder(config, folder, report)
-    pictures, clips = latent_sets(config, folder, vae, report)
-    model, tokenizer = make_model(config, pictures.scenes[:8000] + clips.scenes[:8000])
-    batches = Batches(pictures, clips, tokenizer, config.flow)
+    sets = latent_sets(config, folder, vae, report)
+    model, tokenizer = make_model(config, sets)
+    batches = Batches(sets, tokenizer, config.flow)
 
     def loss_at(train_step: int) -> tuple[Tensor, str]:
         kind = "clips" if batches.is_clip(train_step) else "pictures"
