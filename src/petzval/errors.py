@@ -37,6 +37,12 @@ class UnavailableError(PetzvalError):
     code = "unavailable"
 
 
+class NotFiniteError(PetzvalError):
+    """Numbers that should make a picture, a clip or a step are infinite or not numbers: nothing is made of them."""
+
+    code = "not_finite"
+
+
 class OutOfMemoryError(PetzvalError):
     """This request does not fit on this device."""
 

@@ -13,7 +13,7 @@ import pytest
 
 from petzval.cli import generate as generate_command
 from petzval.cli.outcome import describe
-from petzval.errors import OutOfMemoryError
+from petzval.errors import NotFiniteError, OutOfMemoryError
 from petzval.media.images import encode_image
 from tests.cli.conftest import Petzval, Ran
 
@@ -35,6 +35,7 @@ def files(tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("not a picture")
     (tmp_path / "empty.png").write_bytes(b"")
     (tmp_path / "folder.png").mkdir()
+    (tmp_path / "circle.png").symlink_to("circle.png")
 
 
 # (what is added to a good command line, what the message says)
@@ -82,6 +83,11 @@ BAD = [
     ("--revision main", r"revision 'main' was given for .*, but only hub ids have revisions"),
     ("--from in.png", r"in\.png has no Petzval record"),
     ("--from nope.png", r"nope\.png does not exist"),
+    ("--model ''", r"there is no checkpoint ''"),
+    ("--model '~nobody-of-this-name/x'", r"there is no folder ~nobody"),
+    (f"--model {'x' * 5000}", r"there is no checkpoint 'x"),
+    (f"--out {'x' * 300}.png", r"\.png cannot be written: File name too long"),
+    ("--out circle.png", r"circle\.png cannot be written: "),
     ("--model nope", r"there is no checkpoint 'nope'"),
     ("--model ./nope", r"there is no folder \./nope"),
     ("--model studio/lens", r"studio/lens is not on this machine"),
@@ -189,6 +195,7 @@ def test_what_nobody_foresaw_is_one_line(petzval: Petzval, monkeypatch: pytest.M
     [
         (KeyboardInterrupt(), 130, "interrupted"),
         (OutOfMemoryError("too large"), 1, "out_of_memory"),
+        (NotFiniteError("1 of 2 values"), 1, "not_finite"),
         (MemoryError(), 1, "out_of_memory"),
         (BrokenPipeError(), 1, "broken_pipe"),
         (OSError(28, "No space left on device", "x.png"), 1, "os_error"),

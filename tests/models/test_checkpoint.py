@@ -60,6 +60,7 @@ def test_integer_tensors_are_not_parameters(flux_checkpoint: Checkpoint) -> None
         ("model_index.json", "[]", "model_index.json must hold a JSON object, it holds a list"),
         ("model_index.json", "{}", "model_index.json has no _class_name"),
         ("transformer/config.json", None, "cannot read .*config.json"),
+        ("transformer/config.json", "[" * 100_000, "config.json is not valid JSON"),
         ("transformer/config.json", "\x00\x01", "config.json is not valid JSON"),
         ("scheduler/scheduler_config.json", "nonsense", "scheduler_config.json is not valid JSON"),
     ],

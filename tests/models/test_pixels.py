@@ -1,12 +1,16 @@
 """Pictures to tensors and back, against diffusers' image processor."""
 
+import math
+
 import numpy as np
+import pytest
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from petzval.errors import NotFiniteError
 from petzval.models.pixels import LatentScale, from_pixels, posterior, to_pixels
 
 SIDES = st.integers(1, 40)
@@ -33,6 +37,15 @@ def test_a_clip_has_its_frames_first_and_is_clamped():
     assert pixels.shape == (2, 4, 5, 3)
     assert (pixels.min(), pixels.max()) == (0, 1)
     assert pixels[1, 2, 3, 1] == clip_CTHW[1, 1, 2, 3] * 0.5 + 0.5
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_not_finite_is_no_picture(bad, dtype):
+    pixels = torch.zeros(3, 4, 5, dtype=dtype)
+    pixels[1, 2, 3] = bad
+    with pytest.raises(NotFiniteError, match=r"1 of 60 values of the decoded pixels are not finite"):
+        from_pixels(pixels)
 
 
 def test_latent_scale_undoes_itself():

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from petzval.errors import BadMediaError, BadRequestError, OutOfMemoryError
+from petzval.engine.build import load
+from petzval.errors import BadMediaError, BadRequestError, NotFiniteError, OutOfMemoryError
 from petzval.media.images import encode_image
 from petzval.sampling.trajectory import advance
 from petzval.tasks import generate as tasks
@@ -137,6 +142,31 @@ def test_one_bad_request_stops_all_before_any_is_encoded(flux: Load, monkeypatch
 def test_nothing_is_asked(flux: Load) -> None:
     with pytest.raises(BadRequestError, match="requests must hold at least one"):
         generate(flux("dev"), [])
+
+
+# -- nothing to show --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder"])
+def test_weights_that_are_not_finite_make_no_picture(
+    component: str, wan_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(wan_folder("pocket"), folder)
+    [file] = (folder / component).glob("*.safetensors")
+    save_file({name: torch.full_like(value, torch.inf) for name, value in load_file(file).items()}, file)
+    with pytest.raises(NotFiniteError, match="not finite: the checkpoint's weights are damaged"):
+        generate(load(str(folder), device="cpu"), words())
+
+
+def test_a_step_that_leaves_no_numbers_ends_the_run(wan: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = wan("pocket")
+    [trajectory] = begin_group(model, [words()])
+    run_one = type(model.family).predict
+    monkeypatch.setattr(type(model.family), "predict", lambda *given: run_one(*given) / 0)
+    with pytest.raises(NotFiniteError, match="the latents after step 1 "):
+        run(model, [trajectory])
+    assert trajectory.step == 1
 
 
 # -- what is told -----------------------------------------------------------------------------------------------------

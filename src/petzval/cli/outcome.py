@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from petzval.errors import BadMediaError, BadRequestError, OutOfMemoryError, PetzvalError
+from petzval.errors import BadMediaError, BadRequestError, NotFiniteError, OutOfMemoryError, PetzvalError
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -81,7 +81,8 @@ def describe(error: BaseException) -> Failure:
     if isinstance(error, KeyboardInterrupt):
         return Failure(INTERRUPTED, "interrupted", "interrupted; nothing half-written is left")
     if isinstance(error, PetzvalError):
-        exit_code = FAILED if type(error) is PetzvalError or isinstance(error, OutOfMemoryError) else BAD_INPUT
+        not_the_users = type(error) is PetzvalError or isinstance(error, (OutOfMemoryError, NotFiniteError))
+        exit_code = FAILED if not_the_users else BAD_INPUT
         return Failure(exit_code, error.code, _one_line(_with_flags(error)))
     if _is_usage(error):
         return Failure(BAD_INPUT, BadRequestError.code, _one_line(error.format_message()))  # type: ignore[attr-defined]

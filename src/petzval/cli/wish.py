@@ -64,7 +64,7 @@ def gather(what: What, how: How, where: Where, output: Output, notes: Notes) -> 
     return Wish(
         requests=requests,
         paths=_paths(requests, output.out, notes),
-        model=where.model or (recorded.checkpoint.name if recorded else "pocket"),
+        model=_model(where, recorded),
         revision=where.revision,
         settings=settings,
         made_by=recorded.checkpoint if recorded else None,
@@ -169,6 +169,13 @@ def _check_same_images(images: tuple[InputImage, ...], paths: list[Path], base: 
             raise BadMediaError(
                 f"{path} is not the input picture of the record: sha256 {given.sha256}, {wanted.sha256}"
             )
+
+
+def _model(where: Where, recorded: Recorded | None) -> str:
+    """The checkpoint that is named, else the record's, else the bundled one."""
+    if where.model is not None:
+        return where.model
+    return recorded.checkpoint.name if recorded else "pocket"
 
 
 def _settings(where: Where, recorded: Recorded | None) -> tuple[dict[str, str], str | None]:

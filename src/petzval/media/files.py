@@ -48,8 +48,16 @@ def check_suffix(path: Path, *, kind: Kind) -> str:
 def check_writable(path: Path) -> Path:
     """The real file behind a path, if one can be written there; for asking before the work is done.
 
-    Raises BadRequestError when the folder is missing or closed to us, or when a folder or device has that name.
+    Raises BadRequestError when the folder is missing or closed to us, when a folder or device has that name, or when
+    no file can have it.
     """
+    try:
+        return _writable(path)
+    except (OSError, RuntimeError, ValueError) as error:  # too long; links in a circle (Python 3.11 and 3.12); a NUL
+        raise BadRequestError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _writable(path: Path) -> Path:
     target = path.resolve()
     if not target.parent.is_dir():
         raise BadRequestError(f"{path} cannot be written: the folder {target.parent} does not exist")

@@ -142,11 +142,11 @@ def resolve(name: str, *, revision: str | None = None, download: bool = True) ->
     JSON, safetensors and tokenizer files are ever downloaded. Raises CheckpointError, one line, when there is no such
     checkpoint, when it may not be had (gated, offline) or when the folder has another layout.
     """
-    folder = Path(name).expanduser()
+    folder = _as_folder(name)
     if name in bundled_names():
         _no_revision(name, revision)
         return _checked(Checkpoint(name=name, folder=BUNDLED / name))
-    if folder.exists():
+    if folder is not None:
         _no_revision(name, revision)
         return _checked(Checkpoint(name=name, folder=folder.resolve()))
     repo_id, _, suffix = name.partition("@")
@@ -159,6 +159,15 @@ def resolve(name: str, *, revision: str | None = None, download: bool = True) ->
     revision = suffix or revision
     found = _fetch(repo_id, revision, download=download and not env.hub_offline())
     return _checked(Checkpoint(name=f"{repo_id}@{revision}" if revision else repo_id, folder=found))
+
+
+def _as_folder(name: str) -> Path | None:
+    """The file or folder of this name, if there is one."""
+    try:
+        folder = Path(name).expanduser()
+        return folder if name and folder.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long, closed to us, another user's home that is not, a NUL
+        return None
 
 
 def bundled_names() -> tuple[str, ...]:

@@ -13,6 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from petzval.errors import NotFiniteError
+
 
 def to_pixels(image_HWC: np.ndarray, *, width: int, height: int) -> Tensor:
     """A uint8 RGB picture of any size -> float32 CHW in [-1, 1] of the given size (Lanczos, aspect not kept).
@@ -26,10 +28,24 @@ def to_pixels(image_HWC: np.ndarray, *, width: int, height: int) -> Tensor:
 
 
 def from_pixels(pixels_CTHW: Tensor) -> Tensor:
-    """What a VAE decodes, about [-1, 1], CTHW or CHW -> float32 THWC in [0, 1] on the CPU (T = 1 for CHW)."""
+    """What a VAE decodes, about [-1, 1], CTHW or CHW -> float32 THWC in [0, 1] on the CPU (T = 1 for CHW).
+
+    Raises NotFiniteError: clamped, infinities would be black and white like any other.
+    """
+    check_finite(pixels_CTHW, "the decoded pixels")
     clip = pixels_CTHW if pixels_CTHW.ndim == 4 else pixels_CTHW.unsqueeze(1)
     unit = (clip.float() * 0.5 + 0.5).clamp(0, 1)
     return unit.permute(1, 2, 3, 0).contiguous().cpu()
+
+
+def check_finite(values: Tensor, what: str) -> None:
+    """Raises NotFiniteError when any of `values` is infinite or not a number. `what` is what messages call them."""
+    lost = values.numel() - int(values.isfinite().sum())
+    if lost:
+        raise NotFiniteError(
+            f"{lost} of {values.numel()} values of {what} are not finite: the checkpoint's weights are damaged, or its "
+            f"numbers do not fit in {str(values.dtype).removeprefix('torch.')} with these settings"
+        )
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def read_json(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} must hold a JSON object, it holds a {type(value).__name__}")

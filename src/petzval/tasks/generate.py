@@ -17,6 +17,7 @@ import torch
 from petzval.errors import BadRequestError, OutOfMemoryError
 from petzval.media.images import Bytes8, read_image
 from petzval.models.family import Conditioning, Family
+from petzval.models.pixels import check_finite
 from petzval.models.validate import nearest_multiple, task_defaults
 from petzval.sampling import trajectory as trajectories
 from petzval.sampling.noise import Noise
@@ -81,19 +82,26 @@ def begin_group(model: Family, requests: Sequence[Request], on_step: OnStep | No
 def run(model: Family, group: Sequence[Trajectory], on_step: OnStep | None = None) -> None:
     """Advance a group until every trajectory is done, one step of all at a time; those that end earlier wait.
 
-    An exception, Ctrl-C included, leaves each trajectory at a step boundary, from where it can go on.
+    An exception, Ctrl-C included, leaves each trajectory at a step boundary, from where it can go on. Raises
+    NotFiniteError as soon as there is nothing to go on with.
     """
     total = max((t.plan.schedule.num_steps - t.step for t in group), default=0)
     for done in range(1, total + 1):
         started = time.perf_counter()
-        trajectories.advance([t for t in group if not t.done], model)
+        moving = [t for t in group if not t.done]
+        trajectories.advance(moving, model)
+        for trajectory in moving:
+            check_finite(trajectory.latents, f"the latents after step {trajectory.step}")
         _wait_for(model.device)
         if on_step:
             on_step(done, total, time.perf_counter() - started)
 
 
 def decode(model: Family, trajectory: Trajectory) -> np.ndarray:
-    """Pixels of a trajectory, float32 THWC in [0, 1]: the result when it is done, a preview before."""
+    """Pixels of a trajectory, float32 THWC in [0, 1]: the result when it is done, a preview before.
+
+    Raises NotFiniteError when there is no picture in it.
+    """
     latents = trajectory.clean_estimate()
     return model.decode(trajectory.plan, trajectory.conditioning, latents).numpy()
 
@@ -122,7 +130,7 @@ def generate(
     """A picture or clip for a request; for several, one each, advanced as one group.
 
     `on_event` is told of every stage and step. Raises BadRequestError and BadMediaError as `begin`, OutOfMemoryError
-    when the group does not fit on the device.
+    when the group does not fit on the device, NotFiniteError when no picture comes out.
     """
     requests = [request] if isinstance(request, Request) else list(request)
     if not requests:
