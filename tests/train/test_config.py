@@ -27,6 +27,14 @@ def test_values_of_the_file_stand_in_the_config(tmp_path: Path) -> None:
         ("[flow]\nsteps = 1", "name must be a string"),
         ("name = ", "not TOML"),
         ("name = 'x'\n[optim]\nbetas = [0.9]", "optim.betas must be tuple"),
+        ("name = 'x'\n[optim]\nbetas = [0.9, 'x']", "optim.betas must be at least 0"),
+        ("name = 'x'\noptim = 5", "optim must be a table"),
+        ("name = 'x'\n[optim]\nsave_every = 0", "optim.save_every must be at least 1, got 0"),
+        ("name = 'x'\n[optim]\nlearning_rate = nan", "optim.learning_rate must be at least 0, got nan"),
+        ("name = 'x'\n[optim]\nlearning_rate = -1", "optim.learning_rate must be at least 0, got -1.0"),
+        ("name = 'x'\n[flow]\ntimestep_mean = inf", "flow.timestep_mean must be finite, got inf"),
+        ("name = '../x'", "name must be the name of a folder, got '../x'"),
+        ("name = ''", "name must be the name of a folder"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, text: str, named: str) -> None:
@@ -37,6 +45,8 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, named: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadRequestError, match="no such file"):
         read_config(tmp_path / "none.toml")
+    with pytest.raises(BadRequestError, match="directory"):
+        read_config(tmp_path)
 
 
 def test_integers_serve_as_floats_and_digests_depend_on_their_sections_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import resource
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from diffusers import WanPipeline
 from safetensors.torch import load_file
 
-from petzval.errors import CheckpointError
+from petzval.errors import CheckpointError, UnavailableError
 from petzval.train.config import TrainConfig
 from petzval.train.loop import read_log
 from petzval.train.run import run
@@ -76,6 +77,42 @@ def test_a_damaged_state_is_refused(tiny_config: TrainConfig, tiny_run: Path, tm
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="cannot be read"):
         run(tiny_config, tmp_path / "run", quiet, stages=("transformer",))
+
+
+def test_what_a_kill_leaves_half_written_is_made_good(tiny_config: TrainConfig, tiny_run: Path, tmp_path: Path) -> None:
+    """What kill -9 can leave: half a line of the log, and parts of files that were not yet given their names."""
+    for done in ("vae-start", *(p.name for p in tiny_run.glob("latents-*"))):
+        shutil.copytree(tiny_run / done, tmp_path / done)
+    stage = tmp_path / "transformer"
+    stage.mkdir()
+    (stage / "log.jsonl").write_text('{"step": 1, "kind": "pictures", "loss": 1.0}\n{"step": 2, "ki')
+    (stage / "state.part").write_bytes(b"half")
+    run(tiny_config, tmp_path, quiet, stages=("transformer",))
+    assert [record["step"] for record in read_log(stage / "log.jsonl")] == list(range(1, 7))
+    assert not (stage / "state.part").exists()
+    whole, after = (load_file(folder / "transformer" / "state.safetensors") for folder in (tiny_run, tmp_path))
+    assert all(torch.equal(whole[name], after[name]) for name in whole)
+
+
+@pytest.mark.parametrize("limit", [0, 20_000])
+def test_a_full_disk_is_one_error_and_leaves_nothing_half(
+    limit: int, tiny_config: TrainConfig, tiny_run: Path, tmp_path: Path
+) -> None:
+    """A limit on the size of files stands for the disk; it has the same error at the same calls."""
+    for done in ("vae-start", *(p.name for p in tiny_run.glob("latents-*"))):
+        shutil.copytree(tiny_run / done, tmp_path / "whole" / done)
+    shutil.copytree(tiny_run / "vae-start", tmp_path / "bare" / "vae-start")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        for name, said in (("whole", "state.safetensors"), ("bare", "npy")):
+            with pytest.raises(UnavailableError if limit or name == "bare" else OSError, match=said if limit else None):
+                run(tiny_config, tmp_path / name, quiet, stages=("transformer",))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    left = [path.name for path in tmp_path.rglob("*") if path.suffix in (".part", ".npy") and "bare" in str(path)]
+    assert left == []
+    assert not list((tmp_path / "whole" / "transformer").glob("state.*"))
 
 
 def test_export_without_a_state_says_so(tiny_config: TrainConfig, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,6 +157,8 @@ def read_config(path: Path) -> TrainConfig:
         record = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise BadRequestError(f"config {path}: no such file") from None
+    except OSError as error:
+        raise BadRequestError(f"config {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadRequestError(f"config {path}: not TOML: {error}") from None
     defaults = TrainConfig(name="")
@@ -164,11 +167,15 @@ def read_config(path: Path) -> TrainConfig:
         raise BadRequestError(f"config {path}: unknown {', '.join(unknown)}; allowed: name, {', '.join(sections)}")
     if not isinstance(record.get("name"), str):
         raise BadRequestError(f"config {path}: name must be a string, got {record.get('name')!r}")
+    if record["name"] in ("", ".", "..") or "/" in record["name"]:
+        raise BadRequestError(f"config {path}: name must be the name of a folder, got {record['name']!r}")
     made = {name: _section(path, name, getattr(defaults, name), record.get(name, {})) for name in sections}
     return TrainConfig(name=record["name"], **made)
 
 
-def _section(path: Path, name: str, defaults: Any, record: dict[str, Any]) -> Any:
+def _section(path: Path, name: str, defaults: Any, record: Any) -> Any:
+    if not isinstance(record, dict):
+        raise BadRequestError(f"config {path}: {name} must be a table, [{name}], got {record!r}")
     allowed = {f.name: getattr(defaults, f.name) for f in dataclasses.fields(defaults)}
     values = {}
     for key, value in record.items():
@@ -182,5 +189,24 @@ def _section(path: Path, name: str, defaults: Any, record: dict[str, Any]) -> An
             value, fits = tuple(value), True
         if not fits:
             raise BadRequestError(f"config {path}: {name}.{key} must be {wanted.__name__}, got {value!r}")
+        least = _least(key, allowed[key])
+        if not all(isinstance(n, (int, float)) and math.isfinite(n) and n >= least for n in _numbers(value)):
+            bound = "finite" if least == -math.inf else f"at least {least}"
+            raise BadRequestError(f"config {path}: {name}.{key} must be {bound}, got {value!r}")
         values[key] = value
     return dataclasses.replace(defaults, **values)
+
+
+_FROM_ZERO = ("seed", "centred_pictures", "centred_clips", "clips_from", "centred_from", "decay_from")
+_ANY = ("timestep_mean",)
+
+
+def _least(key: str, default: Any) -> float:
+    """The least value of a key: what is counted is there at least once, what is measured is not negative."""
+    if key in _ANY:
+        return -math.inf
+    return 1 if isinstance(default, int) and key not in _FROM_ZERO else 0
+
+
+def _numbers(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

@@ -34,7 +34,7 @@ def export(config: TrainConfig, folder: Path, state: RunState, tokenizer: Any, v
         encoder = model.text_encoder
         save_weights(encoder, folder / "text_encoder", config=encoder.config.to_dict(), stem="model")
     _save_tokenizer(tokenizer, folder / "tokenizer")
-    save_weights(vae, folder / "vae", config={"_class_name": "AutoencoderKLWan", **_plain_vae(vae)})
+    save_vae(vae, folder / "vae")
     _write_json(folder / "scheduler" / "scheduler_config.json", scheduler_config(config.sampling))
     _write_json(folder / "petzval.json", facts(config))
     save_model_index(
@@ -43,6 +43,11 @@ def export(config: TrainConfig, folder: Path, state: RunState, tokenizer: Any, v
         components=COMPONENTS,
         settings={"expand_timesteps": True, "boundary_ratio": None},
     )
+
+
+def save_vae(vae: Any, folder: Path) -> None:
+    """An autoencoder in the diffusers layout, there whole or not at all."""
+    save_weights(vae, folder, config={"_class_name": "AutoencoderKLWan", **_plain_vae(vae)})
 
 
 def scheduler_config(sampling: SamplingConfig) -> dict[str, Any]:

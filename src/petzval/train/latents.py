@@ -6,6 +6,7 @@ Shapes: T frames, H height, W width, C channels.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from petzval.errors import UnavailableError
+from petzval.media.files import atomic_write
 from petzval.models.wan.vae import encode_frame, latent_scale
 from petzval.scenes.draw import Scene, draw, subject_mask
 from petzval.scenes.sample import sample_scene
@@ -86,7 +89,7 @@ def cached_set(
             shape=shape,
             on_scene=on_scene,
         )
-        scenes_path.write_text(json.dumps([asdict(scene) for scene in scenes]))
+        atomic_write(scenes_path, json.dumps([asdict(scene) for scene in scenes]).encode())
     scenes = [Scene(**record) for record in json.loads(scenes_path.read_text())]
     return LatentSet(scenes, np.load(latents_path, mmap_mode="r"), np.load(coverage_path, mmap_mode="r"))
 
@@ -104,10 +107,8 @@ def _encode_all(
     """Fill both files from `drawn`; `shape` is (scenes, frames of each, pixels of a side)."""
     (count, num_frames, canvas), scale = shape, latent_scale(vae.config)
     side = canvas // vae.config.scale_factor_spatial
-    latents = np.lib.format.open_memmap(
-        latents_path, "w+", np.float16, (count, num_frames, vae.config.z_dim, side, side)
-    )
-    coverage = np.lib.format.open_memmap(coverage_path, "w+", np.float16, (count, num_frames, side // 2, side // 2))
+    latents = _array_on_disk(latents_path, (count, num_frames, vae.config.z_dim, side, side))
+    coverage = _array_on_disk(coverage_path, (count, num_frames, side // 2, side // 2))
     patch, scenes = canvas * 2 // side, []
     for index, (scene, frames, mask_THW) in enumerate(drawn):
         code = encode_frame(vae, to_model(frames))
@@ -119,3 +120,15 @@ def _encode_all(
     latents.flush()
     coverage.flush()
     return scenes
+
+
+def _array_on_disk(path: Path, shape: tuple[int, ...]) -> np.memmap:
+    """A float16 array to be filled in `path`. Raises UnavailableError when the disk has no room for it."""
+    try:
+        array = np.lib.format.open_memmap(path, "w+", np.float16, shape)
+        with path.open("r+b") as file:  # a write to a page that finds no room later would kill the process
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise UnavailableError(f"{path} cannot be written: {error.strerror}") from error
+    return array

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from petzval.errors import NotFiniteError
 from petzval.train.config import OptimConfig
 from petzval.train.state import STATE_FILE, RunState, load_state, save_state
 
@@ -67,13 +69,14 @@ def train(
 ) -> RunState:
     """Train every parameter of `model` to `config.steps`, going on from the folder's checkpoint if it has one.
 
-    Raises FloatingPointError when the loss is no longer finite (the last checkpoint is from before).
+    Raises NotFiniteError when the loss is no longer finite (the last checkpoint is from before).
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = RunState.fresh(model, make_optimizer(model, config))
     path = folder / STATE_FILE
     if path.exists():
         load_state(state, path, digest)
+    _drop_cut_line(folder / "log.jsonl")
     with (folder / "log.jsonl").open("a") as log:
         while state.train_step < config.steps:
             progress = _one_step(state, loss_at, config)
@@ -102,7 +105,7 @@ def _one_step(state: RunState, loss_at: LossAt, config: OptimConfig) -> Progress
 def take_step(state: RunState, loss: Tensor, config: OptimConfig) -> float:
     value = float(loss.detach())
     if not math.isfinite(value):
-        raise FloatingPointError(f"loss is {value} at step {state.train_step}")
+        raise NotFiniteError(f"the loss is {value} at step {state.train_step}: lower learning_rate or clip_norm")
     state.optimizer.zero_grad(set_to_none=True)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(state.model.parameters(), config.clip_norm)
@@ -110,6 +113,12 @@ def take_step(state: RunState, loss: Tensor, config: OptimConfig) -> float:
     state.train_step += 1
     state.average(config.ema)
     return value
+
+
+def _drop_cut_line(path: Path) -> None:
+    """The step whose line a kill cut in two comes again; what is written after half a line could not be read."""
+    if path.exists():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def read_log(path: Path) -> list[dict[str, float | str]]:

@@ -22,6 +22,7 @@ from petzval.scenes.draw import Scene
 from petzval.train.autoencoder import decoder_batch, decoder_loss, decoder_parts, pca_autoencoder
 from petzval.train.batches import Batches
 from petzval.train.config import TrainConfig
+from petzval.train.export import save_vae
 from petzval.train.flow import TextToVelocity, dense_attention, flow_loss
 from petzval.train.latents import LatentSet, LatentSets, cached_set, draw_set
 from petzval.train.loop import LoopHooks, Progress, make_optimizer, plot_log, read_log, train
@@ -50,7 +51,7 @@ def autoencoder(config: TrainConfig, folder: Path, report: Report) -> Autoencode
         frames.append(frame)
         report("principal components", index + 1, config.autoencoder.pca_frames, "")
     vae = pca_autoencoder(np.concatenate(frames), config.autoencoder)
-    vae.save_pretrained(start)
+    save_vae(vae, start)
     return vae
 
 
@@ -74,7 +75,7 @@ def train_decoder(config: TrainConfig, folder: Path, report: Report) -> Autoenco
         LoopHooks(_progress("decoder", report), lambda _: None),
     )
     with averaged(state):
-        vae.eval().save_pretrained(folder / "vae")
+        save_vae(vae.eval(), folder / "vae")
     plot_log(read_log(folder / "decoder" / "log.jsonl"), folder / "decoder" / "loss.png")
     return vae
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from petzval.errors import CheckpointError
+from petzval.errors import CheckpointError, UnavailableError
 
 META = "petzval.train"
 STATE_FILE = "state.safetensors"
@@ -41,7 +41,7 @@ class RunState:
 
 
 def save_state(state: RunState, path: Path, digest: str) -> None:
-    """Write atomically: a kill leaves the last complete file."""
+    """Write atomically: a kill leaves the last complete file. Raises UnavailableError when the disk refuses."""
     tensors = {f"weights.{k}": v.detach() for k, v in state.model.state_dict().items()}
     tensors |= {f"ema.{k}": v for k, v in state.ema.items()}
     names = {id(p): name for name, p in state.model.named_parameters()}
@@ -50,8 +50,23 @@ def save_state(state: RunState, path: Path, digest: str) -> None:
     # Tied parameters share storage, which safetensors refuses.
     tensors = {name: t.clone() for name, t in tensors.items()}
     part = path.with_suffix(".part")
-    save_file(tensors, part, {META: json.dumps({"train_step": state.train_step, "digest": digest})})
-    os.replace(part, path)
+    try:
+        save_file(tensors, part, {META: json.dumps({"train_step": state.train_step, "digest": digest})})
+        _flush_to_disk(part)
+        os.replace(part, path)
+    except (SafetensorError, OSError) as error:
+        raise UnavailableError(f"training state {path} cannot be written: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _flush_to_disk(path: Path) -> None:
+    """The rename must not become durable before what it renames."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def load_state(state: RunState, path: Path, digest: str) -> None:
