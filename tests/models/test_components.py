@@ -144,13 +144,40 @@ def test_weights_that_do_not_fit(flux_checkpoint: Checkpoint, load: Any, file: s
     capfd.readouterr()
     with pytest.raises(CheckpointError, match=f"weights of {component} of tiny-flux do not fit .*1 missing"):
         load(flux_checkpoint, **F32)
-    change(flux_checkpoint, file, lambda tensors: tensors.update({name: torch.zeros(3)}))
+    change(flux_checkpoint, file, lambda tensors: tensors.update({name: torch.zeros(3), "extra": torch.zeros(2)}))
     with pytest.raises(CheckpointError, match=f"cannot load {component} of tiny-flux: "):
         load(flux_checkpoint, **F32)
     os.truncate(flux_checkpoint.folder / file, 200)
     with pytest.raises(CheckpointError, match=f"{file} is truncated"):
         load(flux_checkpoint, **F32)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("load", "file"),
+    [(load_text_encoder, "text_encoder/model.safetensors"), (load_vae, "vae/diffusion_pytorch_model.safetensors")],
+)
+def test_weights_that_the_libraries_would_take_in_silence(flux_checkpoint: Checkpoint, load: Any, file: str) -> None:
+    """Names that the class lacks (a config with too few layers), and integers that only a quantiser understands."""
+    load(flux_checkpoint, **F32)
+    whole = (flux_checkpoint.folder / file).read_bytes()
+    change(flux_checkpoint, file, lambda tensors: tensors.update({"extra.weight": torch.zeros(3)}))
+    with pytest.raises(CheckpointError, match=r"1 unexpected: extra\.weight"):
+        load(flux_checkpoint, **F32)
+    (flux_checkpoint.folder / file).write_bytes(whole)
+    name = next(name for name in load_file(flux_checkpoint.folder / file) if name.endswith("weight"))
+    change(flux_checkpoint, file, lambda tensors: tensors.update({name: tensors[name].to(torch.int8)}))
+    with pytest.raises(CheckpointError, match=f"1 mis-typed: {name}"):
+        load(flux_checkpoint, **F32)
+
+
+@pytest.mark.parametrize("value", [None, [], "x", 1e308])
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "num_attention_heads"])
+def test_a_config_of_nonsense_is_the_checkpoints_fault(flux_checkpoint: Checkpoint, key: str, value: Any) -> None:
+    path = flux_checkpoint.folder / "text_encoder" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(CheckpointError, match="text_encoder of tiny-flux"):
+        load_text_encoder(flux_checkpoint, **F32)
 
 
 def test_pickles_are_refused(flux_checkpoint: Checkpoint) -> None:

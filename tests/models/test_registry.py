@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -97,3 +98,24 @@ def test_family_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
     registry.register("FooPipeline", "no_such_module")
     with pytest.raises(UnavailableError, match="no_such_module, cannot be imported: No module named 'no_such_module'"):
         registry.spec(checkpoint_of(tmp_path, "FooPipeline"))
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("width"), TypeError("'NoneType'"), ValueError("x"), ZeroDivisionError(), AttributeError("a")]
+)
+def test_a_configuration_that_a_family_trips_over_is_the_checkpoints_fault(
+    error: Exception, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.register("FooPipeline", "outside_family")
+
+    def trip(*_: object, **__: object) -> None:
+        raise error
+
+    module = importlib.import_module("outside_family")
+    for name in ("spec", "load"):
+        monkeypatch.setattr(module, name, trip)
+    checkpoint, cpu = checkpoint_of(site, "FooPipeline"), torch.device("cpu")
+    with pytest.raises(CheckpointError, match=f"configuration of it makes no sense .*{type(error).__name__}"):
+        registry.spec(checkpoint)
+    with pytest.raises(CheckpointError, match=f"configuration of it makes no sense .*{type(error).__name__}"):
+        registry.load(checkpoint, device=cpu, dtype=torch.float32, attention=trip, make_schedule=trip)

@@ -217,6 +217,14 @@ def test_all_that_does_not_fit_is_one_error(make_checkpoint: Make) -> None:
     assert all(tensor.is_meta for tensor in module.state_dict().values()), "nothing is loaded of what does not fit"
 
 
+def test_integers_are_not_taken_for_floats(make_checkpoint: Make) -> None:
+    quantised = {name: tensor.to(torch.int8) for name, tensor in ODD.items()}
+    with pytest.raises(CheckpointError, match=r"\d mis-typed: embed\.weight is I8"):
+        load_weights(
+            odd_on_meta(), odd_checkpoint(make_checkpoint, quantised), "dit", dtype=torch.float32, device="cpu"
+        )
+
+
 @pytest.fixture(scope="module")
 def odd_bytes() -> bytes:
     with tempfile.TemporaryDirectory() as folder:

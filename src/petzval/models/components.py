@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from petzval.errors import CheckpointError
@@ -20,7 +21,17 @@ from petzval.models.checkpoint import Checkpoint
 _MODEL_BASES = {"transformers": "PreTrainedModel", "diffusers": "ModelMixin"}
 
 # What from_pretrained raises when files do not fit the class; anything else is a fault of ours and must be seen.
-_LOAD_ERRORS = (OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError, ImportError)
+_LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    StrictDataclassError,
+)
 
 
 def load_text_encoder(
@@ -67,7 +78,8 @@ def _load_model(
     checkpoint.config(component)
     folder = checkpoint.folder / component
     # The libraries fill what is missing with random numbers, and name no file when one is damaged: looked at first.
-    if not shards.read_headers(folder):
+    entries = shards.read_headers(folder)
+    if not entries:
         raise CheckpointError(f"{component} of {checkpoint.name} has no weights: {folder} holds no safetensors file")
     # Torch notes which functions a device context redirects when one is first used. transformers swaps torch.linspace
     # while it loads: were that the first use, linspace would ignore device contexts for the rest of the process.
@@ -82,11 +94,23 @@ def _load_model(
             variant=_variant(folder),
             **{"dtype" if library == "transformers" else "torch_dtype": dtype},
         )
-    missing, misshaped = sorted(report["missing_keys"]), sorted(map(str, report["mismatched_keys"]))
-    if missing or misshaped:
+    # The library itself knows which unexpected names are harmless, as of buffers that were once saved, and leaves them
+    # out; and it turns numbers of any type into `dtype`, quantised ones too.
+    floats = {name for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    problems = {
+        "missing": report["missing_keys"],
+        "unexpected": report["unexpected_keys"],
+        "mis-shaped": report["mismatched_keys"],
+        "mis-typed": [name for name, entry in entries.items() if name in floats and not entry.is_float],
+    }
+    if any(problems.values()):
+        told = [
+            f"{len(names)} {kind}: {', '.join(sorted(map(str, names))[:10])}"
+            for kind, names in problems.items()
+            if names
+        ]
         raise CheckpointError(
-            f"the weights of {component} of {checkpoint.name} do not fit {cls.__name__}: "
-            f"{len(missing)} missing, {len(misshaped)} mis-shaped: {', '.join((missing + misshaped)[:10])}"
+            f"the weights of {component} of {checkpoint.name} do not fit {cls.__name__}: {'; '.join(told)}"
         )
     model.requires_grad_(requires_grad=False)
     _own_memory(model)

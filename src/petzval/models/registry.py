@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, cast
 
 from petzval.errors import BadRequestError, CheckpointError, UnavailableError
@@ -94,7 +96,9 @@ def family_module(checkpoint: Checkpoint) -> FamilyModule:
 
 def spec(checkpoint: Checkpoint) -> ModelSpec:
     """Facts of a checkpoint, without reading weights. Raises as `family_module`, or CheckpointError."""
-    return family_module(checkpoint).spec(checkpoint)
+    module = family_module(checkpoint)
+    with _understood(checkpoint):
+        return module.spec(checkpoint)
 
 
 def load(
@@ -106,6 +110,17 @@ def load(
     make_schedule: MakeSchedule,
 ) -> Family:
     """The checkpoint, loaded by its family. Raises as `family_module`, or CheckpointError."""
-    return family_module(checkpoint).load(
-        checkpoint, device=device, dtype=dtype, attention=attention, make_schedule=make_schedule
-    )
+    module = family_module(checkpoint)
+    with _understood(checkpoint):
+        return module.load(checkpoint, device=device, dtype=dtype, attention=attention, make_schedule=make_schedule)
+
+
+@contextmanager
+def _understood(checkpoint: Checkpoint) -> Iterator[None]:
+    """What a family trips over in configuration files that say anything at all, as an error of the checkpoint."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the configuration of {checkpoint.name} makes no sense to its family: {type(error).__name__}: {error}"
+        ) from error

@@ -113,7 +113,7 @@ def _match(
     by_name = {name: slot for slot in slots if slot.persistent for name in slot.names}
     targets: dict[str, _Slot] = {}
     filled: dict[str, str] = {}
-    unexpected, misshaped = [], []
+    unexpected, misshaped, mistyped = [], [], []
     for name, entry in entries.items():
         target = rename(name) if rename else name
         if target is None:
@@ -126,12 +126,19 @@ def _match(
             unexpected.append(name)
         elif entry.shape != tuple(slot.tensor.shape):
             misshaped.append(f"{name} is {list(entry.shape)} instead of {list(slot.tensor.shape)}")
+        elif entry.is_float != slot.tensor.is_floating_point():
+            mistyped.append(f"{name} is {entry.dtype}")  # quantised: nonsense without the code that undoes it
         else:
             targets[name] = slot
     missing = [slot.names[0] for slot in slots if slot.persistent and not filled.keys() & set(slot.names)]
     problems = [
         f"{len(names)} {kind}: {', '.join(names[:_LISTED])}{', ...' if len(names) > _LISTED else ''}"
-        for kind, names in (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped))
+        for kind, names in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("mis-shaped", misshaped),
+            ("mis-typed", mistyped),
+        )
         if names
     ]
     if problems:

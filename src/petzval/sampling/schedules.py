@@ -30,6 +30,9 @@ BETA_SHAPE = 0.6
 SIGMA_MARGIN = 1e-6
 """How far under 1 a log-SNR solver starts: at exactly 1 there is no signal, and its logarithm is infinite."""
 
+_MOST_COUNTED = 1_000_000
+"""Of training timesteps, which make a table of as many rows."""
+
 # fmt: off
 KNOWN_KEYS = frozenset({
     "num_train_timesteps", "shift", "use_dynamic_shifting", "base_shift", "max_shift", "base_image_seq_len",
@@ -185,7 +188,7 @@ def make_schedule(
 def _euler(config: Mapping[str, Any], num_inference_steps: int, image_seq_len: int | None) -> Built:
     """FlowMatchEulerDiscreteScheduler."""
     _must_be_off(config, "invert_sigmas")
-    train = int(_number(config, "num_train_timesteps", 1000))
+    train = _count(config, "num_train_timesteps", 1000)
     dynamic = bool(config.get("use_dynamic_shifting"))
     shift = _number(config, "shift", 1.0)
     sigmas: Sigmas
@@ -218,7 +221,7 @@ def _unipc(config: Mapping[str, Any], num_inference_steps: int, image_seq_len: i
         _choice(config, "lower_order_final", True, (True,))
     last = _choice(config, "final_sigmas_type", "zero", ("zero", "sigma_min"))
     kind = _choice(config, "solver_type", "bh2", ("bh1", "bh2", "midpoint", "heun", "logrho"))
-    train = int(_number(config, "num_train_timesteps", 1000))
+    train = _count(config, "num_train_timesteps", 1000)
     sigmas: Sigmas = np.linspace(1, 1 / train, num_inference_steps + 1)[:-1]
     sigmas = _shifted(sigmas, config, image_seq_len, _number(config, "flow_shift", 1.0))
     if abs(sigmas[0] - 1) < SIGMA_MARGIN:
@@ -239,7 +242,7 @@ def _dpm(config: Mapping[str, Any], num_inference_steps: int, image_seq_len: int
     if order == 3:
         _choice(config, "lower_order_final", True, (True,))
     kind = _choice(config, "solver_type", "midpoint", ("midpoint", "heun", "bh1", "bh2", "logrho"))
-    train = int(_number(config, "num_train_timesteps", 1000))
+    train = _count(config, "num_train_timesteps", 1000)
     shift = _number(config, "flow_shift", 1.0)
     if config.get("use_dynamic_shifting"):
         _choice(config, "time_shift_type", "exponential", ("exponential",))
@@ -317,6 +320,13 @@ def _number(config: Mapping[str, Any], key: str, default: float) -> float:
     value = config.get(key, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise _refused(key, value, "a finite number")
+    return value
+
+
+def _count(config: Mapping[str, Any], key: str, default: int) -> int:
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_COUNTED:
+        raise _refused(key, value, f"a whole number from 1 to {_MOST_COUNTED}")
     return value
 
 
