@@ -69,7 +69,18 @@ def test_ctrl_c_leaves_nothing_half_written(flux_folder: Callable[[str], Path], 
 def test_a_full_disk_is_one_line() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(command("--version"), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        shown = subprocess.run(command("doctor", "--json"), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "petzval: No space left on device\n")
+    assert (shown.returncode, shown.stderr) == (1, "petzval: No space left on device\n")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize(("line", "exit_code"), [("models --json", 0), ("models nope", 2)])
+def test_closed_streams_change_no_exit_code(closed: str, line: str, exit_code: int) -> None:
+    shell = ["bash", "-c", f'"$@" {line} {closed}', "bash", *command()]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stdout + done.stderr) == (exit_code, False)
 
 
 def test_a_closed_pipe_is_one_line() -> None:

@@ -139,6 +139,29 @@ def test_one_bad_request_stops_all_before_any_is_encoded(flux: Load, monkeypatch
         generate(model, [words(), words(width=47)])
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("prompt", value) for value in (None, 5, b"fox", ["fox"])),
+        *(("negative_prompt", value) for value in (5, b"fox")),
+        *(("task", value) for value in (None, 5, ["text-to-image"], "paint")),
+        *(("tier", value) for value in (None, 5, "best")),
+        *(("images", value) for value in (None, 5, "fox", (b"fox",), (None,), [picture()])),
+        *(("seed", value) for value in (None, "3", 3.0, True)),
+        *(("guidance_scale", value) for value in ("3", True, float("nan"), 10**400)),
+    ],
+)
+def test_values_of_other_types_are_named(field: str, value: Any, flux: Load) -> None:
+    with pytest.raises(BadRequestError, match=field):
+        generate(flux("dev"), words(**{field: value}))
+
+
+@pytest.mark.parametrize("value", [None, 5, "fox", ["fox"], [None], iter([])])
+def test_what_is_no_request_is_refused(value: Any, flux: Load) -> None:
+    with pytest.raises(BadRequestError, match=r"petzval\.Request"):
+        generate(flux("dev"), value)
+
+
 def test_nothing_is_asked(flux: Load) -> None:
     with pytest.raises(BadRequestError, match="requests must hold at least one"):
         generate(flux("dev"), [])

@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -44,8 +45,13 @@ class Outcome:
         flags = set(itertools.takewhile(lambda argument: argument != "--", arguments))
         self.json, self.debug = "--json" in flags, "--debug" in flags
         self.exit_code = OK
+        self.abandoned = False
+        """Whether standard output can take no more."""
 
     def __enter__(self) -> Outcome:
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:  # it was closed before we started; the next file would take its number
+                setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # names of files need not be text
@@ -60,6 +66,7 @@ class Outcome:
             sys.stdout.flush()
         except OSError as closed:
             error = error or closed
+            self.abandoned = True
             _abandon_stdout()
         if error is not None:
             self._fail(error)
@@ -70,10 +77,12 @@ class Outcome:
         self.exit_code = failure.exit_code
         if self.debug:
             traceback.print_exception(error, file=sys.stderr)
-        if self.json and not isinstance(error, BrokenPipeError):
-            print(json.dumps({"error": {"code": failure.code, "message": failure.message}}), flush=True)
-        else:
-            print(f"petzval: {failure.message}", file=sys.stderr)
+        if self.json and not (self.abandoned or isinstance(error, BrokenPipeError)):
+            with suppress(OSError):  # standard output may be what failed; then stderr is told
+                print(json.dumps({"error": {"code": failure.code, "message": failure.message}}), flush=True)
+                return
+            _abandon_stdout()
+        print(f"petzval: {failure.message}", file=sys.stderr)
 
 
 def describe(error: BaseException) -> Failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from typing import Any
 
 from petzval.errors import BadRequestError
@@ -118,7 +119,7 @@ def _optional(name: str, value: Any, default: Any, task: str) -> Any:
 
 
 def _scale(name: str, value: float, least: float) -> float:
-    if not (_is_number(value) and math.isfinite(value) and value >= least):
+    if not (_is_number(value) and least <= value <= sys.float_info.max):  # an int may be larger than any float
         raise BadRequestError(f"{name} must be a number of at least {least:g}, got {value!r}")
     return float(value)
 

@@ -22,8 +22,9 @@ from petzval.models.validate import nearest_multiple, task_defaults
 from petzval.sampling import trajectory as trajectories
 from petzval.sampling.noise import Noise
 from petzval.sampling.trajectory import Trajectory
+from petzval.tasks.record import misfits
 from petzval.tasks.result import Event, OnEvent, Result, Runs, Stage
-from petzval.types import Plan, Request
+from petzval.types import TASKS, TIERS, Plan, Request
 
 
 class Model(Family, Protocol):
@@ -132,6 +133,8 @@ def generate(
     `on_event` is told of every stage and step. Raises BadRequestError and BadMediaError as `begin`, OutOfMemoryError
     when the group does not fit on the device, NotFiniteError when no picture comes out.
     """
+    if not isinstance(request, (Request, Sequence)):
+        raise BadRequestError(f"requests must be a petzval.Request or a sequence of them, got {request!r:.80}")
     requests = [request] if isinstance(request, Request) else list(request)
     if not requests:
         raise BadRequestError("requests must hold at least one, got none")
@@ -201,8 +204,18 @@ def _wait_for(device: torch.device) -> None:
 # -- how a request becomes a plan -------------------------------------------------------------------------------------
 
 
+_TYPED = {
+    "task": f"one of {', '.join(TASKS)}",
+    "prompt": "text",
+    "negative_prompt": "text",
+    "images": "a tuple of petzval.InputImage",
+    "tier": f"one of {', '.join(TIERS)}",
+}
+
+
 def _planned(model: Family, request: Request) -> tuple[Plan, list[Bytes8]]:
     """The plan of a request, and its input pictures, read."""
+    _check_types(request)
     task_defaults(request, model.spec)
     for name in ("prompt", "negative_prompt"):
         _check_text(name, getattr(request, name))
@@ -210,6 +223,15 @@ def _planned(model: Family, request: Request) -> tuple[Plan, list[Bytes8]]:
     if images:
         request = _sized_by(model, request, images[0])
     return model.plan(request), images
+
+
+def _check_types(request: Request) -> None:
+    """Of what no other check looks at; numbers have theirs, which name the nearest allowed one too."""
+    if not isinstance(request, Request):
+        raise BadRequestError(f"a request must be a petzval.Request, got {request!r:.80}")
+    for name in misfits(request):
+        if name in _TYPED:
+            raise BadRequestError(f"{name} must be {_TYPED[name]}, got {getattr(request, name)!r:.80}")
 
 
 def _check_text(name: str, text: str | None) -> None:

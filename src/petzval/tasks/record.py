@@ -87,12 +87,15 @@ def request_from_record(found: Record, *, name: str = "file") -> Request:
     return read(found, name=name).request
 
 
-def _check_types(part: Any, *, name: str) -> None:
+def misfits(part: Any) -> list[str]:
+    """Names of a dataclass's fields whose values are not of their types."""
     hints = typing.get_type_hints(type(part))
-    for field in dataclasses.fields(part):
-        value = getattr(part, field.name)
-        if not _fits(value, hints[field.name]):
-            raise BadMediaError(f"the Petzval record of {name} is damaged: {field.name} is {value!r:.80}")
+    return [f.name for f in dataclasses.fields(part) if not _fits(getattr(part, f.name), hints[f.name])]
+
+
+def _check_types(part: Any, *, name: str) -> None:
+    for field in misfits(part):
+        raise BadMediaError(f"the Petzval record of {name} is damaged: {field} is {getattr(part, field)!r:.80}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
