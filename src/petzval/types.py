@@ -58,11 +58,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Every number of the denoising loop, decided before it starts. All per-step tuples have `num_inference_steps` items."""
+    """Every number of the denoising loop, decided before it starts. Per-step tuples have `num_inference_steps` items."""
 
     sampler: str
     sigmas: tuple[float, ...]
-    """num_inference_steps + 1 noise levels, falling; the last is 0."""
+    """num_inference_steps + 1 noise levels, falling; the last is 0 (but for UniPC that ends at a sigma_min)."""
     timesteps: tuple[float, ...]
     """What the model embeds at each step."""
     guidance: tuple[float, ...]
@@ -181,7 +181,9 @@ def request_from_json(record: dict[str, Any]) -> Request:
 
 def plan_from_json(record: dict[str, Any]) -> Plan:
     """The plan that `to_json` wrote. Raises KeyError or TypeError when the record is not one."""
-    schedule = {key: tuple(item) if isinstance(item, list) else item for key, item in record["schedule"].items()}
+    schedule: dict[str, Any] = {
+        key: tuple(item) if isinstance(item, list) else item for key, item in record["schedule"].items()
+    }
     return Plan(
         request=request_from_json(record["request"]),
         checkpoint=CheckpointId(**record["checkpoint"]),

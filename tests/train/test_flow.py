@@ -57,7 +57,7 @@ def test_from_a_step_on_only_centred_scenes_are_learned(parts: tuple[TextToVeloc
 def test_the_loss_of_the_true_velocity_is_zero_and_given_frames_do_not_count() -> None:
     generator = torch.Generator().manual_seed(1)
     latents, noise = (torch.randn(2, 8, 3, 4, 4, generator=generator) for _ in range(2))
-    sigma = draw_sigmas(2, 0.3, generator)[:, None].repeat(1, 3)
+    sigma = draw_sigmas(torch.full((2,), 0.3), generator)[:, None].repeat(1, 3)
     sigma[0, 0] = 0
     ids = torch.ones(2, 4, dtype=torch.long)
     batch = FlowBatch(latents, torch.ones(2, 3, 2, 2), ids, ids, sigma, noise)
@@ -103,7 +103,7 @@ def test_a_shared_noise_level_is_the_same_as_one_a_frame(parts: tuple[TextToVelo
 
 
 def test_sigmas_are_logit_normal() -> None:
-    sigma = draw_sigmas(20_000, 0.3, torch.Generator().manual_seed(0))
+    sigma = draw_sigmas(torch.full((20_000,), 0.3), torch.Generator().manual_seed(0))
     logits = torch.logit(sigma.double())
     assert float(logits.mean()) == pytest.approx(0.3, abs=0.03)
     assert float(logits.std()) == pytest.approx(1.0, abs=0.03)
@@ -116,3 +116,17 @@ def test_learning_rate_warms_up_holds_and_falls_to_zero() -> None:
     assert factors[9:60] == [1.0] * 51
     assert factors[80] == pytest.approx(0.5)
     assert 0 < factors[99] <= 0.025
+
+
+def test_the_share_of_high_noise_begins_at_its_step(parts: tuple[TextToVelocity, Batches]) -> None:
+    _, batches = parts
+    config = dataclasses.replace(
+        batches.config, high_noise_share=0.5, high_noise_from=2, batch_pictures=12, clips_from=99
+    )
+    late = Batches(batches.sets, batches.tokenizer, config)
+
+    def share(steps: range) -> float:
+        return float(torch.cat([late.at(step).sigma_BT for step in steps]).gt(0.9).float().mean())
+
+    assert share(range(2)) < 0.15
+    assert 0.1 < share(range(2, 40)) < 0.4

@@ -90,6 +90,12 @@ class FlowConfig:
     everywhere a subject can lie in its patches does better to remember few places well."""
     timestep_mean: float = 0.3
     """Timesteps are logit-normal with this mean and unit deviation."""
+    high_noise_mean: float = 2.0
+    high_noise_share: float = 0.0
+    """Share of timesteps with this mean instead. Where coarse latents are loud, what lies where is settled while sigma
+    is above 0.9; a model that hardly sees such noise learns to read places off its input, and not off the words."""
+    high_noise_from: int = 0
+    """Step from which there are such."""
     drop_prompt: float = 0.1
     first_frame_given: float = 0.35
     """Share of clips whose first frame is given clean, as in image-to-video."""

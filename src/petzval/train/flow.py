@@ -81,6 +81,6 @@ def flow_loss(model: TextToVelocity, batch: FlowBatch) -> Tensor:
     return (error * weight).sum() / weight.sum()
 
 
-def draw_sigmas(count: int, mean: float, generator: torch.Generator) -> Tensor:
-    """Logit-normal noise levels in (0, 1) (Esser et al. 2024)."""
-    return torch.sigmoid(torch.randn(count, generator=generator) + mean)
+def draw_sigmas(means: Tensor, generator: torch.Generator) -> Tensor:
+    """Logit-normal noise levels in (0, 1), one for each mean (Esser et al. 2024)."""
+    return torch.sigmoid(torch.randn(means.shape, generator=generator) + means)
