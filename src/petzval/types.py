@@ -58,7 +58,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Every number of the denoising loop, decided before it starts. Per-step tuples have `num_inference_steps` items."""
+    """Every number of the denoising loop, decided before it starts. Tuples are per step where not said otherwise."""
 
     sampler: str
     sigmas: tuple[float, ...]
