@@ -1,11 +1,11 @@
 """Where a result goes: what a suffix means, and writing a file whole or not at all."""
 
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from petzval.durable import replacing
 from petzval.errors import BadRequestError, UnavailableError
 
 Kind = Literal["image", "video"]
@@ -78,30 +78,14 @@ def atomic_write(path: Path, content: bytes | Callable[[Path], None]) -> None:
     over quota).
     """
     target = check_writable(path)
-    # Its own name, not one made from the target's, which may be as long as the file system allows.
-    part = target.with_name(f".petzval-{secrets.token_hex(8)}.part")
     try:
-        # Made here, not by the writer, so that the file's permissions follow the umask and nothing is overwritten.
-        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        if isinstance(content, bytes):
-            part.write_bytes(content)
-        else:
-            content(part)
-        _flush_to_disk(part)
-        os.replace(part, target)
+        with replacing(target) as part:
+            if isinstance(content, bytes):
+                part.write_bytes(content)
+            else:
+                content(part)
     except OSError as error:
         raise UnavailableError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _flush_to_disk(path: Path) -> None:
-    """Some disks tell that they are full only now, and a rename must not become durable before what it renames."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _listed(suffixes: tuple[str, ...]) -> str:

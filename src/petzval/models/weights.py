@@ -6,7 +6,6 @@ import contextlib
 import fnmatch
 import importlib.metadata
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from petzval.durable import replacing, sync
 from petzval.errors import CheckpointError
 from petzval.models import shards
 from petzval.models.checkpoint import Checkpoint
@@ -223,12 +223,8 @@ def save_model_index(
     }
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f".model_index.json.{uuid.uuid4().hex[:8]}"
-    try:
-        _write_json(fresh, record)
-        fresh.replace(folder / "model_index.json")
-    finally:
-        fresh.unlink(missing_ok=True)
+    with replacing(folder / "model_index.json") as part:
+        _write_json(part, record)
 
 
 def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -258,7 +254,7 @@ def _write_shards(tensors: Mapping[str, Tensor], folder: Path, *, stem: str, max
         # A copy of one shard at most: views of larger tensors and accelerator tensors are made plain here.
         plain = {key: tensors[key].to("cpu").contiguous().clone() for key in group}
         save_file(plain, folder / name, metadata={"format": "pt"})
-        _sync(folder / name)
+        sync(folder / name)
     if len(groups) > 1:
         total = sum(tensor.nbytes for tensor in tensors.values())
         weight_map = {key: name for name, group in zip(names, groups, strict=True) for key in group}
@@ -302,13 +298,4 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 def _write_json(file: Path, record: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(dict(record), indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    _sync(file)
-
-
-def _sync(file: Path) -> None:
-    """Wait until the file is on disk: the rename that publishes it must not arrive before it."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(file)

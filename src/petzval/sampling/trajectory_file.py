@@ -7,11 +7,8 @@ characters read as zeros. So every byte is covered, and any safetensors reader c
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from petzval import __version__
+from petzval.durable import replacing
 from petzval.errors import TrajectoryFileError
 from petzval.sampling.history import History
 from petzval.sampling.noise import Noise
@@ -48,18 +46,8 @@ def save(trajectory: Trajectory, path: str | Path) -> None:
     """
     path = Path(path)
     blob = to_bytes(trajectory)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
-    _sync_folder(path.parent)
+    with replacing(path) as part:
+        part.write_bytes(blob)
 
 
 def load(path: str | Path, checkpoint: CheckpointId, device: torch.device | str) -> Trajectory:
@@ -208,12 +196,3 @@ def _digest_start(blob: bytes) -> int | None:
 
 def _described(checkpoint: CheckpointId) -> str:
     return f"{checkpoint.name} ({checkpoint.family}, {checkpoint.fingerprint[:12]})"
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from petzval.durable import clear_parts
 from petzval.errors import NotFiniteError
 from petzval.train.config import OptimConfig
 from petzval.train.state import STATE_FILE, RunState, load_state, save_state
@@ -72,6 +73,7 @@ def train(
     Raises NotFiniteError when the loss is no longer finite (the last checkpoint is from before).
     """
     folder.mkdir(parents=True, exist_ok=True)
+    clear_parts(folder)
     state = RunState.fresh(model, make_optimizer(model, config))
     path = folder / STATE_FILE
     if path.exists():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from petzval.durable import replacing
 from petzval.errors import CheckpointError, UnavailableError
 
 META = "petzval.train"
@@ -49,24 +49,11 @@ def save_state(state: RunState, path: Path, digest: str) -> None:
         tensors |= {f"optimizer.{key}.{names[id(parameter)]}": value.contiguous() for key, value in slots.items()}
     # Tied parameters share storage, which safetensors refuses.
     tensors = {name: t.clone() for name, t in tensors.items()}
-    part = path.with_suffix(".part")
     try:
-        save_file(tensors, part, {META: json.dumps({"train_step": state.train_step, "digest": digest})})
-        _flush_to_disk(part)
-        os.replace(part, path)
+        with replacing(path) as part:
+            save_file(tensors, part, {META: json.dumps({"train_step": state.train_step, "digest": digest})})
     except (SafetensorError, OSError) as error:
         raise UnavailableError(f"training state {path} cannot be written: {error}") from error
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _flush_to_disk(path: Path) -> None:
-    """The rename must not become durable before what it renames."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def load_state(state: RunState, path: Path, digest: str) -> None:
