@@ -11,6 +11,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import ipaddress
 import random
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -119,6 +120,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell's background job ignores Ctrl-C and so would every process that a test starts to interrupt it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_rows] = []
     config.pluginmanager.register(_ParityTable(config), "petzval-parity-table")
 
