@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from petzval.scenes.captions import CLIP_TEMPLATES, MOVES, PICTURE_TEMPLATES, WHERE, canonical_caption, caption
+from petzval.scenes.captions import (
+    CLIP_TEMPLATES,
+    DEFAULTS,
+    MOVES,
+    PICTURE_TEMPLATES,
+    WHERE,
+    canonical_caption,
+    caption,
+    telling_caption,
+)
 from petzval.scenes.draw import Scene
 from petzval.scenes.sample import sample_scene
 from petzval.scenes.vocabulary import ATTRIBUTES, BACKGROUNDS, MOTIONS, SIZES, SUBJECTS
@@ -83,3 +92,15 @@ def test_wordings_of_motions_do_not_overlap() -> None:
 def test_captions_depend_on_the_generator_alone() -> None:
     texts = [[caption(FOX, rng).text for _ in range(20)] for rng in map(np.random.default_rng, (5, 5, 6))]
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_telling_caption_leaves_out_only_defaults() -> None:
+    rng = np.random.default_rng(0)
+    left_out = set()
+    for _ in range(300):
+        scene = sample_scene(rng, video=False)
+        states = telling_caption(scene, rng).states
+        for name, default in DEFAULTS.items():
+            assert name in states or getattr(scene, name) == default
+            left_out |= {name} - states
+    assert left_out == set(DEFAULTS), "what is default may be left out"

@@ -37,6 +37,10 @@ SUBJECT_PLACE: Final = frozenset({"subject", "background"})
 SIZED, PLACED, MOVING = (SUBJECT_PLACE | {name} for name in ("size", "position", "motion"))
 
 
+DEFAULTS: Final = {"size": "large", "position": "middle"}
+"""What a scene is like where a telling caption says nothing else."""
+
+
 @dataclass(frozen=True)
 class Caption:
     """A prompt and the attributes (of `vocabulary.ATTRIBUTES`) that it states; the others are free."""
@@ -96,6 +100,15 @@ def caption(scene: Scene, rng: np.random.Generator) -> Caption:
     template, states = templates[rng.integers(len(templates))]
     moves = MOVES[scene.motion] if scene.motion else ("",)
     return Caption(template(_words(scene, moves[rng.integers(len(moves))])), states)
+
+
+def telling_caption(scene: Scene, rng: np.random.Generator) -> Caption:
+    """As `caption`, but what it leaves out of size and position is the default: large, in the middle."""
+    needed = {name for name, value in DEFAULTS.items() if getattr(scene, name) != value}
+    while True:
+        told = caption(scene, rng)
+        if needed <= told.states:
+            return told
 
 
 def canonical_caption(scene: Scene) -> Caption:

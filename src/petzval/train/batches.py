@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from petzval.scenes.captions import caption
+from petzval.scenes.captions import caption, telling_caption
 from petzval.train.config import FlowConfig
 from petzval.train.flow import FlowBatch, draw_sigmas
 from petzval.train.latents import LatentSets
@@ -33,7 +33,9 @@ class Batches:
         rows = np.sort(rng.choice(len(data), size, replace=False))
         latents = torch.from_numpy(data.latents[rows].astype(np.float32)).transpose(1, 2).contiguous()
         weight = 1 + config.subject_weight * torch.from_numpy(data.coverage[rows].astype(np.float32))
-        texts = [caption(data.scenes[row], rng).text if rng.random() >= config.drop_prompt else "" for row in rows]
+        # A clip may move from anywhere: its templates do not always have a place for size and position.
+        tell = telling_caption if train_step >= config.telling_from and not clip else caption
+        texts = [tell(data.scenes[row], rng).text if rng.random() >= config.drop_prompt else "" for row in rows]
         tokens = self.tokenizer(texts, padding="longest", return_tensors="pt")
         sigma = draw_sigmas(self._means(train_step, size, generator), generator)[:, None].repeat(1, latents.shape[2])
         if latents.shape[2] > 1:

@@ -88,6 +88,9 @@ class FlowConfig:
     centred_from: int = 0
     """Step from which only scenes without jitter are learned (where the data has some). A small model that has seen
     everywhere a subject can lie in its patches does better to remember few places well."""
+    telling_from: int = 0
+    """Step from which captions of pictures leave out a size or position only when it is the default. While unstated
+    places were anywhere, nothing rewarded knowing where the middle is, and without that no word for a place either."""
     timestep_mean: float = 0.3
     """Timesteps are logit-normal with this mean and unit deviation."""
     high_noise_mean: float = 2.0
