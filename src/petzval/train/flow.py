@@ -17,13 +17,6 @@ from petzval.models.wan.dit import Modulation, WanDiT
 NUM_TRAIN_TIMESTEPS = 1000.0
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, bias_S: Tensor | None = None) -> Tensor:
-    """Scaled dot-product attention, BLNK; differentiable, with an additive bias per key."""
-    bias = None if bias_S is None else bias_S.expand(q.shape[1], -1)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2)
-
-
 @dataclass(frozen=True)
 class FlowBatch:
     """One training batch."""

@@ -57,10 +57,8 @@ def _turn_away(attention: Any, num_heads: int) -> None:
     to_k.bias[reserved] = -STEP
     to_q.weight[reserved] = 0
     to_q.bias[reserved] = 1
-    # After the norms over all channels the padding's key is -sqrt(D / N) there, whatever STEP, and a query's entry is
-    # 1 / 0.58.
-    head = width // num_heads
-    logit = (1 / 0.58) * (width / num_heads) ** 0.5 / head**0.5
-    gain = (LOGIT / logit) ** 0.5
+    # After the norms over all channels a query's entry there is 1 / 0.58 and the padding's key, whatever STEP, is
+    # -sqrt(D / N) = -sqrt(K), which the logit's scale 1 / sqrt(K) makes -1.
+    gain = (LOGIT * 0.58) ** 0.5
     attention.norm_q.weight[reserved] = gain
     attention.norm_k.weight[reserved] = gain

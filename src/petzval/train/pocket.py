@@ -17,13 +17,14 @@ from torch import Tensor
 
 from petzval.errors import CheckpointError
 from petzval.models.wan.dit import WanConfig, WanDiT
+from petzval.ops.attention import sdpa_attention
 from petzval.scenes.captions import caption
 from petzval.scenes.draw import Scene
 from petzval.train.autoencoder import decoder_batch, decoder_loss, decoder_parts, pca_autoencoder
 from petzval.train.batches import Batches
 from petzval.train.config import TrainConfig
 from petzval.train.export import save_vae
-from petzval.train.flow import TextToVelocity, dense_attention, flow_loss
+from petzval.train.flow import TextToVelocity, flow_loss
 from petzval.train.latents import LatentSet, LatentSets, cached_set, draw_set
 from petzval.train.loop import LoopHooks, Progress, make_optimizer, plot_log, read_log, train
 from petzval.train.padding import turn_away_from_padding
@@ -139,7 +140,7 @@ def make_model(config: TrainConfig, sets: LatentSets) -> tuple[TextToVelocity, A
         ffn_dim=size.ffn_dim,
         num_layers=size.num_layers,
     )
-    dit = WanDiT(dit_config, dense_attention)
+    dit = WanDiT(dit_config, sdpa_attention)
     # The output starts at zero: the first steps then learn the data's mean and not to undo noise of the weights.
     torch.nn.init.zeros_(dit.proj_out.weight)
     torch.nn.init.zeros_(dit.proj_out.bias)

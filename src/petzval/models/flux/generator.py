@@ -7,7 +7,7 @@ P width of CLIP, D width of the transformer, R timesteps, M modulation numbers o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from petzval.errors import BadRequestError
 from petzval.models.checkpoint import Checkpoint
 from petzval.models.components import load_text_encoder, load_tokenizer, load_vae
-from petzval.models.family import Attention, Conditioning
+from petzval.models.family import Attention, Conditioning, MakeSchedule
 from petzval.models.flux import spec as facts
 from petzval.models.flux import tokens
 from petzval.models.flux.conditioning import TextEncoders, kontext_size
@@ -27,10 +27,6 @@ from petzval.models.flux.vae import FluxVae, latent_scale
 from petzval.models.validate import complete, fit_size
 from petzval.models.weights import load_weights
 from petzval.types import CheckpointId, ModelSpec, Plan, Prediction, Request, Schedule, Task
-
-MakeSchedule = Callable[..., tuple[str, tuple[float, ...], tuple[float, ...], int]]
-"""(scheduler config, *, num_inference_steps, image_seq_len, sampler, strength) -> (sampler, sigmas, timesteps, first
-step). Handed in, since models and sampling do not know each other."""
 
 
 @dataclass(frozen=True)
