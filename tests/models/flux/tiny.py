@@ -21,10 +21,10 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config,
 
 from petzval.models.checkpoint import Checkpoint
 from petzval.models.flux import Flux, load
-from petzval.sampling.noise import Noise
 from petzval.sampling.schedules import make_schedule
-from petzval.sampling.trajectory import Trajectory, advance, begin
-from petzval.types import InputImage, Request
+from petzval.sampling.trajectory import advance
+from petzval.types import Request
+from tests.models.drive import start
 
 POOLED, TEXT = 12, 16
 
@@ -111,25 +111,6 @@ def load_ours(folder: Path, dtype: torch.dtype = torch.float32) -> Flux:
         dtype=dtype,
         attention=attention,
         make_schedule=make_schedule,
-    )
-
-
-def start(flux: Flux, request: Request, *images: Any) -> Trajectory:
-    """A trajectory at its first step. `images` are uint8 HWC; the request names as many."""
-    if images:
-        named = tuple(InputImage.of(image.tobytes()) for image in images)
-        request = Request(**{**request.__dict__, "images": named})
-    plan = flux.plan(request)
-    noise = Noise(plan.request.seed)
-    conditioning = flux.encode(plan, images, noise.generator)
-    renoised = plan.request.strength is not None
-    return begin(
-        plan,
-        conditioning=conditioning,
-        noise=noise,
-        shape=flux.latents_shape(plan),
-        device=flux.device,
-        image_latents=flux.image_latents(plan, conditioning) if renoised else None,
     )
 
 

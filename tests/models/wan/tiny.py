@@ -23,10 +23,10 @@ from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, 
 
 from petzval.models.checkpoint import Checkpoint
 from petzval.models.wan import Wan, load
-from petzval.sampling.noise import Noise
 from petzval.sampling.schedules import make_schedule
-from petzval.sampling.trajectory import Trajectory, advance, begin
-from petzval.types import InputImage, Request
+from petzval.sampling.trajectory import Trajectory, advance
+from petzval.types import Request
+from tests.models.drive import start
 from tests.models.flux.tiny import psnr, t5_tokenizer
 
 __all__ = ["VAES", "attention", "generate", "load_ours", "picture", "psnr", "start", "vae", "write"]
@@ -163,24 +163,6 @@ def load_ours(folder: Path, dtype: torch.dtype = torch.float32) -> Wan:
         dtype=dtype,
         attention=attention,
         make_schedule=make_schedule,
-    )
-
-
-def start(wan: Wan, request: Request, *images: np.ndarray) -> Trajectory:
-    """A trajectory at its first step. `images` are uint8 HWC; the request is made to name as many."""
-    if images:
-        request = replace(request, images=tuple(InputImage.of(image.tobytes()) for image in images))
-    plan = wan.plan(request)
-    noise = Noise(plan.request.seed)
-    conditioning = wan.encode(plan, images, noise.generator)
-    renoised = plan.request.strength is not None
-    return begin(
-        plan,
-        conditioning=conditioning,
-        noise=noise,
-        shape=wan.latents_shape(plan),
-        device=wan.device,
-        image_latents=wan.image_latents(plan, conditioning) if renoised else None,
     )
 
 
