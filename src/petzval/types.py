@@ -6,17 +6,26 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
+
+import pydantic
 
 Task = Literal["text-to-image", "image-to-image", "text-to-video", "image-to-video", "reference-to-video"]
 TASKS: tuple[Task, ...] = get_args(Task)
 Tier = Literal["exact", "high", "balanced", "draft"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 Prediction = Literal["velocity", "noise", "clean"]
+DataT = TypeVar("DataT", bound="Data")
+
+
+class Data:
+    """Base of what is read back from JSON, by pydantic: strictly, and an unknown key is an error."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True, "revalidate_instances": "always"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputImage:
+class InputImage(Data):
     """An encoded picture (PNG, JPEG, WebP, ...) that a request is conditioned on.
 
     Its digest is part of every record of the request; its bytes are not.
@@ -31,7 +40,7 @@ class InputImage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Data):
     """What the user asked; never changes. None means: as the checkpoint's published default."""
 
     task: Task
@@ -57,7 +66,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class Schedule(Data):
     """Every number of the denoising loop, decided before it starts. Tuples are per step where not said otherwise."""
 
     sampler: str
@@ -78,7 +87,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointId:
+class CheckpointId(Data):
     """Which weights: the family that runs them, the name they were asked by, and a digest of their contents' index."""
 
     family: str
@@ -87,16 +96,132 @@ class CheckpointId:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ReusePlan(Data):
+    """Which steps take their predictions from earlier ones (accel.reuse). What is spent lives in the trajectory."""
+
+    forecast: str
+    """How a prediction is made of earlier ones: a row of accel.reuse.forecasts."""
+    order: int = 1
+    """Of the forecast: how many earlier computed predictions beyond the last it looks at."""
+    signal: str | None = None
+    """What the gate adds up over forecast steps: a row of accel.reuse.signals; None: `computed` alone decides."""
+    budget: float = 0.0
+    """The sum of signals at which a step is computed again."""
+    computed: tuple[int, ...] | None = None
+    """Steps that an offline search chose to compute; the gate may add to them. None: the gate alone decides."""
+    first_full: int = 2
+    """So many first steps are always computed, and as many after a change of expert as the forecast looks back."""
+    last_full: int = 1
+    max_consecutive: int = 3
+    """At most so many steps in a row are forecast."""
+    weights: tuple[tuple[float, ...], ...] | None = None
+    """Of fitted forecasts: a row for each step of the schedule that the plan was fitted for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuidancePlan(Data):
+    """Which guidance branches a step computes (accel.reuse.guidance). Steps are shares of the schedule, 0 to 1."""
+
+    interval: tuple[float, float] = (0.0, 1.0)
+    """Outside, the conditional branch runs alone (Kynkaanniemi et al. 2024)."""
+    forecast_from: float = 1.0
+    """From here on the difference between branches is forecast but for every `forecast_every`-th step."""
+    forecast_every: int = 1
+    stop_at_cosine: float | None = None
+    """Once the branches' predictions are this much alike, the conditional one runs alone (adaptive guidance)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionRule(Data):
+    """Some linears computed in another precision at some steps."""
+
+    row: str
+    """Of ops.linear: "int8-dynamic", "fp8-rowwise", ..."""
+    layers: tuple[str, ...]
+    """Dotted paths of linears below the DiT; `*` stands for any one part."""
+    steps: tuple[float, float] = (0.0, 1.0)
+    """Shares of the schedule."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparsityPlan(Data):
+    """Block-sparse self-attention (ops.sparse_attention)."""
+
+    error: float
+    """Largest share of a query block's attention mass that is approximated."""
+    block: int = 64
+    dense_first_steps: float = 0.2
+    dense_layers: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildPlan(Data):
+    """How a checkpoint is put together: all that is decided when it is built, not per trajectory."""
+
+    attention: str = "auto"
+    compile: bool = False
+    branches: Literal["auto", "joined", "apart"] = "auto"
+    """Guidance branches in one batch, or one after another."""
+    precision: tuple[PrecisionRule, ...] = ()
+    sparsity: SparsityPlan | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan(Data):
+    """What is skipped: all that is decided per trajectory."""
+
+    reuse: ReusePlan | None = None
+    guidance: GuidancePlan | None = None
+    num_inference_steps: int | None = None
+    """Fewer solver steps than published: the baseline that reuse must beat."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence(Data):
+    """What a recipe's tier rests on. A speed is never stored without its fidelity."""
+
+    speedup: float
+    """Seconds of tier exact over seconds of this recipe, whole pipeline, medians of alternated runs."""
+    loss_median: float
+    """Fidelity loss on the family's ruler (autotune.ruler)."""
+    loss_worst: float
+    quality: dict[str, float] = field(default_factory=dict)
+    """Task quality less that of tier exact, by attribute."""
+    samples: int
+    date: str
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Data):
+    """For one checkpoint, kind of device and shape class: how a tier is computed, and the evidence that it holds."""
+
+    tier: Tier
+    checkpoint: CheckpointId
+    device: str
+    """Kind of device it was measured on: "cpu-avx2", "cuda-9.0", ..."""
+    task_class: Literal["picture", "clip"]
+    width: int
+    height: int
+    num_frames: int
+    build: BuildPlan = field(default_factory=BuildPlan)
+    steps: StepPlan = field(default_factory=StepPlan)
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Data):
     """What will be computed and how: a request with every default filled in, and its schedule. Frozen."""
 
     request: Request
     checkpoint: CheckpointId
     schedule: Schedule
+    steps: StepPlan = field(default_factory=StepPlan)
+    """What of the schedule is skipped: of the recipe for the request's tier."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiTSpec:
+class DiTSpec(Data):
     """Facts that a diffusion transformer states about itself; accelerators read these and nothing else.
 
     Names are dotted module paths below the DiT; `*` stands for any one part.
@@ -115,7 +240,7 @@ class DiTSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskDefaults:
+class TaskDefaults(Data):
     """Published defaults of one task of one checkpoint."""
 
     width: int
@@ -132,7 +257,7 @@ class TaskDefaults:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSpec:
+class ModelSpec(Data):
     """Facts of one checkpoint: what it can do, in which sizes, with which defaults, under which licence."""
 
     family: str
@@ -173,22 +298,35 @@ def to_json(value: Any) -> dict[str, Any]:
     return record
 
 
-def request_from_json(record: dict[str, Any]) -> Request:
-    """The request that `to_json` wrote. Raises KeyError or TypeError when the record is not one."""
-    images = tuple(InputImage(sha256=str(image["sha256"])) for image in record.get("images", ()))
-    return Request(**{**record, "images": images})
+def from_json(kind: type[DataT], record: Any) -> DataT:
+    """What `to_json` wrote. Raises ValueError, which names each key that is unknown, missing or of a wrong type."""
+    try:
+        made: DataT = _adapter(kind).validate_json(json.dumps(record))
+    except pydantic.ValidationError as error:
+        raise ValueError("; ".join(map(_told, error.errors()))) from None
+    return made
 
 
-def plan_from_json(record: dict[str, Any]) -> Plan:
-    """The plan that `to_json` wrote. Raises KeyError or TypeError when the record is not one."""
-    schedule: dict[str, Any] = {
-        key: tuple(item) if isinstance(item, list) else item for key, item in record["schedule"].items()
-    }
-    return Plan(
-        request=request_from_json(record["request"]),
-        checkpoint=CheckpointId(**record["checkpoint"]),
-        schedule=Schedule(**schedule),
-    )
+def misfits(value: Data) -> list[str]:
+    """Names of the fields whose values are not of their types."""
+    try:
+        _adapter(type(value)).validate_python(value)
+    except pydantic.ValidationError as error:
+        return list(dict.fromkeys(str(found["loc"][0]) for found in error.errors()))
+    return []
+
+
+def _told(error: Any) -> str:
+    return f"{'.'.join(map(str, error['loc']))} is {error['input']!r:.80}: {error['msg']}"
+
+
+_ADAPTERS: dict[Any, pydantic.TypeAdapter[Any]] = {}
+
+
+def _adapter(kind: type[Data]) -> pydantic.TypeAdapter[Any]:
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = pydantic.TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 def digest(record: dict[str, Any]) -> str:

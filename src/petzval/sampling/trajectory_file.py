@@ -25,7 +25,7 @@ from petzval.sampling.history import History
 from petzval.sampling.noise import Noise
 from petzval.sampling.samplers import SAMPLERS
 from petzval.sampling.trajectory import Trajectory
-from petzval.types import CheckpointId, plan_from_json, to_json
+from petzval.types import CheckpointId, Plan, from_json, to_json
 
 FORMAT = 1
 """Raised whenever an older reader would misread the file."""
@@ -107,7 +107,7 @@ def _restore(
 ) -> Trajectory:
     if header["format"] != FORMAT:
         raise ValueError(f"format {header['format']!r} never existed")
-    plan, step = plan_from_json(header["plan"]), header["step"]
+    plan, step = from_json(Plan, header["plan"]), header["step"]
     saved = plan.checkpoint
     if (saved.family, saved.fingerprint) != (checkpoint.family, checkpoint.fingerprint):
         raise TrajectoryFileError(

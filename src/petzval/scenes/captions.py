@@ -37,10 +37,6 @@ SUBJECT_PLACE: Final = frozenset({"subject", "background"})
 SIZED, PLACED, MOVING = (SUBJECT_PLACE | {name} for name in ("size", "position", "motion"))
 
 
-DEFAULTS: Final = {"size": "large", "position": "middle"}
-"""What a scene is like where a telling caption says nothing else."""
-
-
 @dataclass(frozen=True)
 class Caption:
     """A prompt and the attributes (of `vocabulary.ATTRIBUTES`) that it states; the others are free."""
@@ -103,8 +99,11 @@ def caption(scene: Scene, rng: np.random.Generator) -> Caption:
 
 
 def telling_caption(scene: Scene, rng: np.random.Generator) -> Caption:
-    """As `caption`, but what it leaves out of size and position is the default: large, in the middle."""
-    needed = {name for name, value in DEFAULTS.items() if getattr(scene, name) != value}
+    """As `caption`, but what it leaves out of size and position is the default: large, in the middle; or what the
+    motion needs, room to grow and the longest way to go."""
+    size = "small" if scene.motion == "grows" else "large"
+    position = {"left": "right", "right": "left"}.get(scene.motion or "", "middle")
+    needed = {name for name, default in (("size", size), ("position", position)) if getattr(scene, name) != default}
     while True:
         told = caption(scene, rng)
         if needed <= told.states:

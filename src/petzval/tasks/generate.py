@@ -22,9 +22,8 @@ from petzval.models.validate import nearest_multiple, task_defaults
 from petzval.sampling import trajectory as trajectories
 from petzval.sampling.noise import Noise
 from petzval.sampling.trajectory import Trajectory
-from petzval.tasks.record import misfits
 from petzval.tasks.result import Event, OnEvent, Result, Runs, Stage
-from petzval.types import TASKS, TIERS, Plan, Request
+from petzval.types import TASKS, TIERS, Plan, Request, misfits
 
 
 class Model(Family, Protocol):

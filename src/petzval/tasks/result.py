@@ -12,13 +12,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from petzval.types import Plan, Tier
+from petzval.types import Data, Plan, Tier
 
 Stage = Literal["encode", "denoise", "decode"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runs:
+class Runs(Data):
     """How a loaded checkpoint runs here: what was chosen where "auto" was asked for."""
 
     device: str

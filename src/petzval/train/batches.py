@@ -33,8 +33,7 @@ class Batches:
         rows = np.sort(rng.choice(len(data), size, replace=False))
         latents = torch.from_numpy(data.latents[rows].astype(np.float32)).transpose(1, 2).contiguous()
         weight = 1 + config.subject_weight * torch.from_numpy(data.coverage[rows].astype(np.float32))
-        # A clip may move from anywhere: its templates do not always have a place for size and position.
-        tell = telling_caption if train_step >= config.telling_from and not clip else caption
+        tell = telling_caption if train_step >= config.telling_from else caption
         texts = [tell(data.scenes[row], rng).text if rng.random() >= config.drop_prompt else "" for row in rows]
         tokens = self.tokenizer(texts, padding="longest", return_tensors="pt")
         sigma = draw_sigmas(self._means(train_step, size, generator), generator)[:, None].repeat(1, latents.shape[2])

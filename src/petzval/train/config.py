@@ -17,11 +17,11 @@ from petzval.types import digest, to_json
 class DataConfig:
     """Which scenes are drawn and kept as latents on disk."""
 
-    pictures: int = 60_000
-    clips: int = 8_000
-    centred_pictures: int = 0
+    pictures: int = 0
+    clips: int = 0
+    centred_pictures: int = 16_000
     """As many more without jitter: every subject exactly where its position says."""
-    centred_clips: int = 0
+    centred_clips: int = 6_000
     num_frames: int = 9
     canvas: int = 128
     seed: int = 0
@@ -89,12 +89,12 @@ class FlowConfig:
     """Step from which only scenes without jitter are learned (where the data has some). A small model that has seen
     everywhere a subject can lie in its patches does better to remember few places well."""
     telling_from: int = 0
-    """Step from which captions of pictures leave out a size or position only when it is the default. While unstated
+    """Step from which captions leave out a size or position only when it is the default. While unstated
     places were anywhere, nothing rewarded knowing where the middle is, and without that no word for a place either."""
     timestep_mean: float = 0.3
     """Timesteps are logit-normal with this mean and unit deviation."""
-    high_noise_mean: float = 2.0
-    high_noise_share: float = 0.0
+    high_noise_mean: float = 2.5
+    high_noise_share: float = 0.4
     """Share of timesteps with this mean instead. Where coarse latents are loud, what lies where is settled while sigma
     is above 0.9; a model that hardly sees such noise learns to read places off its input, and not off the words."""
     high_noise_from: int = 0
@@ -206,7 +206,16 @@ def _section(path: Path, name: str, defaults: Any, record: Any) -> Any:
     return dataclasses.replace(defaults, **values)
 
 
-_FROM_ZERO = ("seed", "centred_pictures", "centred_clips", "clips_from", "centred_from", "decay_from")
+_FROM_ZERO = (
+    "seed",
+    "pictures",
+    "clips",
+    "centred_pictures",
+    "centred_clips",
+    "clips_from",
+    "centred_from",
+    "decay_from",
+)
 _ANY = ("timestep_mean",)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from petzval.errors import UnavailableError
+from petzval.errors import BadRequestError, UnavailableError
 from petzval.media.files import atomic_write
 from petzval.models.wan.vae import encode_frame, latent_scale
 from petzval.scenes.draw import Scene, draw, subject_mask
@@ -42,15 +42,20 @@ class LatentSet:
 class LatentSets:
     """All that a run learns from."""
 
-    pictures: LatentSet
-    clips: LatentSet
+    pictures: LatentSet | None
+    clips: LatentSet | None
     centred_pictures: LatentSet | None
     centred_clips: LatentSet | None
 
     def choose(self, *, clip: bool, centred: bool) -> LatentSet:
-        """Pictures or clips; the centred ones when they are wanted and there are any."""
+        """Pictures or clips; the centred ones when they are wanted, or the others, if there are any."""
         jittered, exact = (self.clips, self.centred_clips) if clip else (self.pictures, self.centred_pictures)
-        return exact if centred and exact is not None else jittered
+        chosen = (exact or jittered) if centred else (jittered or exact)
+        if chosen is None:
+            raise BadRequestError(
+                f"data has no {'clips' if clip else 'pictures'}, centred or not: at least 1 is needed"
+            )
+        return chosen
 
 
 def draw_set(

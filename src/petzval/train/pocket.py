@@ -96,7 +96,9 @@ def _progress(stage: str, report: Report) -> Callable[[Progress], None]:
 def latent_sets(config: TrainConfig, folder: Path, vae: Any, report: Report) -> LatentSets:
     data = config.data
 
-    def cached(name: str, count: int, num_frames: int, *, jitter: bool = True) -> LatentSet:
+    def cached(name: str, count: int, num_frames: int, *, jitter: bool = True) -> LatentSet | None:
+        if not count:
+            return None
         seed = data.seed + 3
         return cached_set(
             folder / f"latents-{config.digest('autoencoder')}",
@@ -107,15 +109,15 @@ def latent_sets(config: TrainConfig, folder: Path, vae: Any, report: Report) -> 
             on_scene=lambda done: report(name, done, count, ""),
         )
 
-    def centred(name: str, count: int, num_frames: int) -> LatentSet | None:
-        return cached(name, count, num_frames, jitter=False) if count else None
-
-    return LatentSets(
+    sets = LatentSets(
         cached("pictures", data.pictures, 1),
         cached("clips", data.clips, data.num_frames),
-        centred("centred pictures", data.centred_pictures, 1),
-        centred("centred clips", data.centred_clips, data.num_frames),
+        cached("centred pictures", data.centred_pictures, 1, jitter=False),
+        cached("centred clips", data.centred_clips, data.num_frames, jitter=False),
     )
+    for clip in (False, True):
+        sets.choose(clip=clip, centred=True)  # raises before anything is trained
+    return sets
 
 
 def text_parts(config: TrainConfig, scenes: list[Scene]) -> tuple[Any, Any]:
@@ -128,7 +130,8 @@ def text_parts(config: TrainConfig, scenes: list[Scene]) -> tuple[Any, Any]:
 def make_model(config: TrainConfig, sets: LatentSets) -> tuple[TextToVelocity, Any]:
     """The untrained model and its tokenizer; the same for the same config."""
     torch.manual_seed(config.flow.seed)
-    tokenizer, encoder = text_parts(config, sets.pictures.scenes[:8000] + sets.clips.scenes[:8000])
+    some = [sets.choose(clip=clip, centred=True).scenes[:8000] for clip in (False, True)]
+    tokenizer, encoder = text_parts(config, some[0] + some[1])
     size = config.transformer
     dit_config = WanConfig(
         num_attention_heads=size.num_heads,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from petzval.errors import BadRequestError
 from petzval.models.flux.conditioning import KONTEXT_SIZES, kontext_size
 from petzval.sampling.trajectory import advance, fork
-from petzval.types import InputImage, Request, plan_from_json, to_json
+from petzval.types import InputImage, Plan, Request, from_json, to_json
 from tests.models.flux import tiny
 
 IMAGE = InputImage.of(b"a picture")
@@ -51,8 +51,8 @@ def test_defaults_are_the_published_ones(flux):
 def test_a_plan_survives_json_and_planning_again(flux):
     plan = flux("dev").plan(request(guidance_scale=2.0, num_inference_steps=5))
     record = json.loads(json.dumps(to_json(plan)))
-    assert plan_from_json(record) == plan
-    assert flux("dev").plan(plan_from_json(record).request) == plan
+    assert from_json(Plan, record) == plan
+    assert flux("dev").plan(from_json(Plan, record).request) == plan
 
 
 @pytest.mark.parametrize(

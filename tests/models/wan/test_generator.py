@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from petzval.errors import BadRequestError, TrajectoryFileError
 from petzval.sampling import trajectory_file
 from petzval.sampling.trajectory import Trajectory, advance, fork
-from petzval.types import InputImage, Request, plan_from_json, to_json
+from petzval.types import InputImage, Plan, Request, from_json, to_json
 from tests.models.wan import tiny
 from tests.models.wan.tiny import finish
 
@@ -33,8 +33,8 @@ def request(task: str = "text-to-video", **fields) -> Request:
 def test_a_plan_survives_json_and_planning_again(wan):
     plan = wan("t2v-a14b").plan(request(guidance_scale_2=2.0))
     record = json.loads(json.dumps(to_json(plan)))
-    assert plan_from_json(record) == plan
-    assert wan("t2v-a14b").plan(plan_from_json(record).request) == plan
+    assert from_json(Plan, record) == plan
+    assert wan("t2v-a14b").plan(from_json(Plan, record).request) == plan
 
 
 def test_each_expert_has_its_side_of_the_boundary_and_its_guidance(wan):
