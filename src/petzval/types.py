@@ -85,6 +85,10 @@ class Schedule(Data):
     def num_steps(self) -> int:
         return len(self.timesteps)
 
+    def branches(self, step: int) -> tuple[str, ...]:
+        """The guidance branches that a step needs: the conditional one alone where guidance is 1."""
+        return ("cond",) if self.guidance[step] == 1.0 else ("cond", "uncond")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointId(Data):
@@ -114,8 +118,10 @@ class ReusePlan(Data):
     last_full: int = 1
     max_consecutive: int = 3
     """At most so many steps in a row are forecast."""
+    polynomial: tuple[float, ...] = (1.0, 0.0)
+    """Of signal "modulated-input": from its change to the prediction's, highest power first."""
     weights: tuple[tuple[float, ...], ...] | None = None
-    """Of fitted forecasts: a row for each step of the schedule that the plan was fitted for."""
+    """Of fitted forecasts: a row for each step of the schedule that the plan was fitted for; empty where computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +199,18 @@ class Evidence(Data):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TierRun(Data):
+    """The tier that was asked for, the one that runs, and on which evidence, or why they differ."""
+
+    asked: Tier = "exact"
+    ran: Tier = "exact"
+    why: str | None = None
+    recipe: str | None = None
+    """Digest of the recipe."""
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe(Data):
     """For one checkpoint, kind of device and shape class: how a tier is computed, and the evidence that it holds."""
 
@@ -200,10 +218,12 @@ class Recipe(Data):
     checkpoint: CheckpointId
     device: str
     """Kind of device it was measured on: "cpu-avx2", "cuda-9.0", ..."""
-    task_class: Literal["picture", "clip"]
     width: int
     height: int
     num_frames: int
+    num_inference_steps: int
+    """Of the request, and its sampler: what the evidence was measured with."""
+    sampler: str
     build: BuildPlan = field(default_factory=BuildPlan)
     steps: StepPlan = field(default_factory=StepPlan)
     evidence: Evidence | None = None
@@ -218,6 +238,7 @@ class Plan(Data):
     schedule: Schedule
     steps: StepPlan = field(default_factory=StepPlan)
     """What of the schedule is skipped: of the recipe for the request's tier."""
+    tier: TierRun = field(default_factory=lambda: TierRun())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -178,7 +178,7 @@ class WrongShapeDenoiser(TinyDenoiser):
 
 
 def test_a_prediction_of_another_shape_is_refused() -> None:
-    with pytest.raises(AssertionError, match=r"predicted \(2, 3, 3, 5\) for \(2, 4, 3, 5\)"):
+    with pytest.raises(AssertionError, match=r"predicted \(3, 3, 5\) for \(4, 3, 5\)"):
         advance([start()], WrongShapeDenoiser())
 
 

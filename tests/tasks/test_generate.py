@@ -20,7 +20,7 @@ from petzval.sampling.trajectory import advance
 from petzval.tasks import generate as tasks
 from petzval.tasks.generate import begin, begin_group, decode, finish, generate, run
 from petzval.tasks.result import Event
-from petzval.types import InputImage, Request
+from petzval.types import InputImage, Request, TierRun
 from tests.tasks.conftest import Load
 
 SIZE: dict[str, Any] = {"width": 48, "height": 32, "num_inference_steps": 3}
@@ -216,8 +216,9 @@ def test_seconds_cover_the_stages(flux: Load) -> None:
 
 def test_tiers_without_evidence_run_exact(flux: Load) -> None:
     exact, draft = generate(flux("dev"), [words(), words(tier="draft")])
-    assert exact.tier == {"asked": "exact", "ran": "exact", "why": None}
-    assert (draft.tier["asked"], draft.tier["ran"], "evidence" in draft.tier["why"]) == ("draft", "exact", True)
+    assert exact.plan.tier == TierRun()
+    tier = draft.plan.tier
+    assert (tier.asked, tier.ran, "evidence" in str(tier.why)) == ("draft", "exact", True)
     assert (exact.pixels_THWC == draft.pixels_THWC).all()
 
 

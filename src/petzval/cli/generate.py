@@ -138,9 +138,9 @@ def _made(wish: Wish, stages: Any) -> list[Result]:
 
 def _tell(results: list[Result], wish: Wish, output: Output, notes: Notes) -> None:
     """One line a file, or one object for all."""
-    tier = results[0].tier
-    if tier["why"] and not output.json:
-        notes.say(f"note: ran tier exact: {tier['why']}")
+    tier = results[0].plan.tier
+    if tier.why and not output.json:
+        notes.say(f"note: ran tier exact: {tier.why}")
     if output.json:
         print_json(_summary(results, wish))
         return

@@ -1,15 +1,8 @@
-"""Guidance branches: which forwards a step needs, and how their predictions become one."""
+"""Guidance: how the predictions of a step's branches become one."""
 
 from collections.abc import Mapping
 
 from torch import Tensor
-
-from petzval.types import Schedule
-
-
-def branches(schedule: Schedule, step: int) -> tuple[str, ...]:
-    """The branches that step needs: the conditional one alone where guidance is 1."""
-    return ("cond",) if schedule.guidance[step] == 1.0 else ("cond", "uncond")
 
 
 def combine(predictions: Mapping[str, Tensor], guidance_scale: float) -> Tensor:

@@ -9,12 +9,14 @@ from torch import Tensor
 
 @dataclass
 class History:
-    """Named series ("cond", "uncond": raw predictions by branch; "denoised", "latents": what multistep samplers read).
+    """Named series ("denoised", "latents": what multistep samplers read; "computed/BRANCH": what reuse forecasts from).
 
     Entries are never changed in place, so a copy shares its tensors.
     """
 
     series: dict[str, list[tuple[int, Tensor]]] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    """What is counted and added up on the way, such as a reuse budget."""
 
     def push(self, name: str, step: int, value: Tensor, *, keep: int) -> None:
         """Append, and forget all but the newest `keep` entries."""
@@ -34,4 +36,4 @@ class History:
 
     def copy(self) -> History:
         """A history that can grow on its own; the tensors are shared."""
-        return History({name: list(entries) for name, entries in self.series.items()})
+        return History({name: list(entries) for name, entries in self.series.items()}, dict(self.numbers))

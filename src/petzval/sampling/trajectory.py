@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from petzval.sampling.guidance import branches, combine
+from petzval.sampling.guidance import combine
 from petzval.sampling.history import History
 from petzval.sampling.noise import Noise
 from petzval.sampling.samplers import SAMPLERS
@@ -28,6 +29,51 @@ class Denoiser(Protocol):
     def predict(
         self, latents: Tensor, steps: Sequence[int], branches: Sequence[str], invariants: Sequence[Any]
     ) -> Tensor: ...
+
+
+class Probing(Denoiser, Protocol):
+    """A model that can be asked for a cheap sign of what its prediction will be, before the prediction is computed."""
+
+    def probe(
+        self, name: str, latents: Tensor, steps: Sequence[int], branches: Sequence[str], invariants: Sequence[Any]
+    ) -> Tensor: ...
+
+
+class Decision(Protocol):
+    """What a step computes."""
+
+    @property
+    def compute(self) -> tuple[str, ...]:
+        """Guidance branches; none when all of the step is forecast."""
+        ...
+
+
+class Settled(Protocol):
+    """A step's predictions by branch, and what the history should keep of how they came about."""
+
+    @property
+    def predictions(self) -> Mapping[str, Tensor]: ...
+
+    @property
+    def remember(self) -> Sequence[tuple[str, Tensor, int]]:
+        """(series, entry, how many entries the series keeps)"""
+        ...
+
+    @property
+    def numbers(self) -> Mapping[str, float]: ...
+
+
+class Skipping(Protocol):
+    """Decides what of a step is not computed, and what stands for it (accel.reuse.skip). It reads trajectories and
+    writes nothing: its state is what it asks their histories to remember."""
+
+    def probe(self, t: Any) -> str | None:
+        """What to ask the model before `decide`, if anything."""
+        ...
+
+    def decide(self, t: Any, probed: Mapping[str, Tensor]) -> Any: ...
+
+    def settle(self, t: Any, decision: Any, outputs: Mapping[str, Tensor]) -> Settled: ...
 
 
 @dataclass
@@ -113,10 +159,11 @@ def to_clean(prediction: Prediction, output: Tensor, latents: Tensor, sigma: flo
 # Not inference_mode: its tensors are of another kind, so that a continued and a loaded trajectory would compile twice,
 # and a caller could not hand latents to any module that tracks gradients.
 @torch.no_grad()
-def advance(group: Sequence[Trajectory], model: Denoiser) -> None:
+def advance(group: Sequence[Trajectory], model: Denoiser, skipping: Skipping | None = None) -> None:
     """Take one step of every trajectory in `group`, in place; they may be at different steps, of different shapes.
 
     Rows (a trajectory's branches) of like shape and batch key share one forward; the rest go one bucket after another.
+    With `skipping`, each trajectory's plan decides which of its rows are computed at all; without, all are.
     If anything raises, every trajectory is as it was, its noise too: all outcomes are computed before one is kept.
     (Invariants computed on the way stay; they follow from plan and conditioning and change no outcome.)
     """
@@ -125,28 +172,68 @@ def advance(group: Sequence[Trajectory], model: Denoiser) -> None:
     for trajectory in group:
         if trajectory.invariants is None:
             trajectory.invariants = model.invariants(trajectory.plan, trajectory.conditioning)
-    outputs = _predict_all(group, model)
-    moved = [_move(t, out, model.prediction) for t, out in zip(group, outputs, strict=True)]
+    if skipping is None:
+        outputs = _predict_all(group, [t.plan.schedule.branches(t.step) for t in group], model)
+        moved = [_move(t, out, model.prediction) for t, out in zip(group, outputs, strict=True)]
+    else:
+        moved = _skip_some(group, model, skipping)
     for trajectory, after in zip(group, moved, strict=True):
         # In one call, which no Ctrl-C can cut in two: each trajectory is always at a step boundary.
         vars(trajectory).update(vars(after))
 
 
-def _predict_all(group: Sequence[Trajectory], model: Denoiser) -> list[dict[str, Tensor]]:
-    """The prediction of every branch of every trajectory, computed in as few forwards as shapes allow."""
+def _skip_some(group: Sequence[Trajectory], model: Denoiser, skipping: Skipping) -> list[_After]:
+    """The outcome of one step of each, of which only what the plans ask for is computed."""
+    probed = _probe_all(group, model, skipping)
+    decisions = [skipping.decide(t, signs) for t, signs in zip(group, probed, strict=True)]
+    outputs = _predict_all(group, [decision.compute for decision in decisions], model)
+    settled = [skipping.settle(t, d, out) for t, d, out in zip(group, decisions, outputs, strict=True)]
+    return [
+        _move(t, s.predictions, model.prediction, remember=s.remember, numbers=s.numbers)
+        for t, s in zip(group, settled, strict=True)
+    ]
+
+
+def _probe_all(group: Sequence[Trajectory], model: Denoiser, skipping: Skipping) -> list[dict[str, Tensor]]:
+    """The signs that trajectories ask for, in as few calls as shapes allow."""
+    asked = [skipping.probe(t) for t in group]
+    signs: list[dict[str, Tensor]] = [{} for _ in group]
+    for name in dict.fromkeys(name for name in asked if name is not None):
+        wanted = [t.plan.schedule.branches(t.step) if a == name else () for t, a in zip(group, asked, strict=True)]
+        prober = cast(Probing, model)
+        for found, sign in zip(_ask_all(group, wanted, partial(prober.probe, name)), signs, strict=True):
+            sign |= found
+    return signs
+
+
+def _predict_all(
+    group: Sequence[Trajectory], wanted: Sequence[tuple[str, ...]], model: Denoiser
+) -> list[dict[str, Tensor]]:
+    """The predictions of the wanted branches of every trajectory, computed in as few forwards as shapes allow."""
+    outputs = _ask_all(group, wanted, model.predict)
+    for t, found in zip(group, outputs, strict=True):
+        for row in found.values():
+            assert row.shape == t.latents.shape, f"predicted {tuple(row.shape)} for {tuple(t.latents.shape)}"
+    return outputs
+
+
+def _ask_all(
+    group: Sequence[Trajectory], wanted: Sequence[tuple[str, ...]], ask: Callable[..., Tensor]
+) -> list[dict[str, Tensor]]:
+    """What `ask`, which has the arguments of `Denoiser.predict`, says of the wanted branches of every trajectory."""
     buckets: dict[Hashable, list[tuple[int, str]]] = defaultdict(list)
-    for index, t in enumerate(group):
-        key = (tuple(t.latents.shape), t.invariants.batch_key(t.step))
-        buckets[key].extend((index, branch) for branch in branches(t.plan.schedule, t.step))
+    for index, (t, branches) in enumerate(zip(group, wanted, strict=True)):
+        key = (tuple(t.latents.shape), t.invariants.batch_key(t.step)) if branches else ()
+        buckets[key].extend((index, branch) for branch in branches)
+    buckets.pop((), None)
     outputs: list[dict[str, Tensor]] = [{} for _ in group]
     for rows in buckets.values():
         members = [group[index] for index, _ in rows]
         latents = torch.stack([t.latents for t in members])
-        predicted = model.predict(
+        rows_told = ask(
             latents, [t.step for t in members], [branch for _, branch in rows], [t.invariants for t in members]
         )
-        assert predicted.shape == latents.shape, f"predicted {tuple(predicted.shape)} for {tuple(latents.shape)}"
-        for (index, branch), row in zip(rows, predicted, strict=True):
+        for (index, branch), row in zip(rows, rows_told, strict=True):
             outputs[index][branch] = row
     return outputs
 
@@ -161,7 +248,14 @@ class _After:
     step: int
 
 
-def _move(t: Trajectory, outputs: dict[str, Tensor], prediction: Prediction) -> _After:
+def _move(
+    t: Trajectory,
+    outputs: Mapping[str, Tensor],
+    prediction: Prediction,
+    *,
+    remember: Sequence[tuple[str, Tensor, int]] = (),
+    numbers: Mapping[str, float] | None = None,
+) -> _After:
     """The outcome of one step. Reads the trajectory and writes nothing to it."""
     schedule = t.plan.schedule
     guided = combine(outputs, schedule.guidance[t.step])
@@ -178,4 +272,8 @@ def _move(t: Trajectory, outputs: dict[str, Tensor], prediction: Prediction) -> 
     history = t.history.copy()
     for name, value in {"denoised": denoised, **move.remember}.items():
         history.push(name, t.step, value, keep=max(1, sampler.reads.get(name, 1)))
+    for name, value, keep in remember:
+        # A row of a batch would keep the whole batch's memory alive.
+        history.push(name, t.step, value.clone(), keep=keep)
+    history.numbers |= numbers or {}
     return _After(move.latents, history, noise, t.step + 1)

@@ -77,6 +77,7 @@ def to_bytes(trajectory: Trajectory) -> bytes:
         "plan": to_json(trajectory.plan),
         "step": trajectory.step,
         "history": {name: [step for step, _ in entries] for name, entries in sorted(history.items())},
+        "numbers": trajectory.history.numbers,
     }
     text = json.dumps(header, separators=(",", ":"), allow_nan=False)
     # A copy each: safetensors refuses tensors that share memory, which conditioning and history may.
@@ -136,7 +137,8 @@ def _restore(
             {
                 name: [(at, moved[f"history/{name}/{place}"]) for place, at in enumerate(steps)]
                 for name, steps in header["history"].items()
-            }
+            },
+            {str(name): float(number) for name, number in header["numbers"].items()},
         ),
     )
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, overload
 import numpy as np
 import torch
 
+from petzval.accel.reuse.skip import Skipping
 from petzval.errors import BadRequestError, OutOfMemoryError
 from petzval.media.images import Bytes8, read_image
 from petzval.models.family import Conditioning, Family
@@ -32,6 +33,9 @@ class Model(Family, Protocol):
     @property
     def runs(self) -> Runs: ...
 
+
+SKIPPING = Skipping()
+"""Decides by each trajectory's own plan what of a step is computed."""
 
 OnStep = Callable[[int, int, float], None]
 """(steps done, steps in all, seconds of this one)"""
@@ -89,7 +93,7 @@ def run(model: Family, group: Sequence[Trajectory], on_step: OnStep | None = Non
     for done in range(1, total + 1):
         started = time.perf_counter()
         moving = [t for t in group if not t.done]
-        trajectories.advance(moving, model)
+        trajectories.advance(moving, model, SKIPPING)
         for trajectory in moving:
             check_finite(trajectory.latents, f"the latents after step {trajectory.step}")
         _wait_for(model.device)

@@ -36,7 +36,7 @@ def record(result: Result) -> Record:
         "request": to_json(result.plan.request),
         "schedule": to_json(result.plan.schedule),
         "steps": to_json(result.plan.steps),
-        "tier": result.tier,
+        "tier": to_json(result.plan.tier),
         "runs": {**dataclasses.asdict(result.runs), "group": result.group},
     }
 

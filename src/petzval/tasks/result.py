@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from petzval.types import Data, Plan, Tier
+from petzval.types import Data, Plan
 
 Stage = Literal["encode", "denoise", "decode"]
 
@@ -58,14 +58,3 @@ class Result:
     """Wall time by stage: of the whole group, since its members shared it."""
     group: int = 1
     """How many requests were advanced together. Rounding depends on it, nothing else does."""
-
-    @property
-    def tier(self) -> dict[str, Any]:
-        """The tier that was asked for, the one that ran, and why they differ."""
-        return tier_ran(self.plan.request.tier)
-
-
-def tier_ran(asked: Tier) -> dict[str, Any]:
-    """Every speed-up needs evidence; there is no recipe with evidence yet, so everything runs exact."""
-    why = None if asked == "exact" else f"no recipe has evidence for tier {asked!r} of this checkpoint on this device"
-    return {"asked": asked, "ran": "exact", "why": why}
