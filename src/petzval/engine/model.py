@@ -15,7 +15,7 @@ from torch import Tensor
 
 from petzval.accel.reuse.planning import with_steps
 from petzval.engine.recipes import Shelf, tier_run
-from petzval.models.family import Conditioning, Family
+from petzval.models.family import Conditioning, Family, Probe
 from petzval.tasks.result import Runs
 from petzval.types import BuildPlan, CheckpointId, ModelSpec, Plan, Prediction, Request, StepPlan, Task, TierRun
 
@@ -86,6 +86,11 @@ class Model:
         self, latents: Tensor, steps: Sequence[int], branches: Sequence[str], invariants: Sequence[Any]
     ) -> Tensor:
         return self.family.predict(latents, steps, branches, invariants)
+
+    def probe(
+        self, name: Probe, latents: Tensor, steps: Sequence[int], branches: Sequence[str], invariants: Sequence[Any]
+    ) -> Tensor:
+        return self.family.probe(name, latents, steps, branches, invariants)
 
     def decode(self, plan: Plan, conditioning: Conditioning, latents: Tensor) -> Tensor:
         return self.family.decode(plan, conditioning, latents)

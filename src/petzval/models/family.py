@@ -6,7 +6,7 @@ Shapes: B batch, T frames, H height, W width, C channels.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ Attention = Callable[..., Tensor]
 MakeSchedule = Callable[..., tuple[str, tuple[float, ...], tuple[float, ...], int]]
 """(scheduler config, *, num_inference_steps, image_seq_len=None, sampler=None, strength=None) -> (sampler, sigmas,
 timesteps, first step). Handed to a family when it is loaded, since models and sampling do not know each other."""
+
+Probe = Literal["modulated-input", "first-block"]
 
 Conditioning = dict[str, Tensor]
 """Named tensors a trajectory is conditioned on. Never changed in place: forks share them."""
@@ -86,6 +88,13 @@ class Family(Protocol):
         All rows have one `batch_key`. `steps` index `plan.schedule.timesteps`, for which the invariants hold the
         modulation; a row is never told more about the loop than that.
         """
+        ...
+
+    def probe(
+        self, name: Probe, latents: Tensor, steps: Sequence[int], branches: Sequence[str], invariants: Sequence[Any]
+    ) -> Tensor:
+        """A cheap sign of what `predict` would say for the same arguments, B rows: the first block's modulated input,
+        or what the first block adds to its input. Of any shape; reuse compares it between steps."""
         ...
 
     def decode(self, plan: Plan, conditioning: Conditioning, latents: Tensor) -> Tensor:

@@ -308,7 +308,7 @@ class FluxDiT(nn.Module):
     ) -> Tensor:
         """Velocity BLC of packed latents. Prompt tokens are `embed_prompt`'s, each row of modulation is one of
         `modulation`'s, and both streams have tables of `rope`."""
-        rope = (torch.cat([prompt_rope[0], x_rope[0]]), torch.cat([prompt_rope[1], x_rope[1]]))
+        rope = _joined(prompt_rope, x_rope)
         parts = iter(modulation_BM[:, None].chunk(self.config.modulation_numbers // self.config.width, dim=-1))
         x_BLD = self.x_embedder(x_BLC)
         for block in self.transformer_blocks:
@@ -318,3 +318,20 @@ class FluxDiT(nn.Module):
             joint_BJD = block(joint_BJD, [next(parts) for _ in range(3)], rope)
         scale, shift = next(parts), next(parts)
         return self.proj_out(modulate(joint_BJD[:, prompt_BSD.shape[1] :], shift, scale))
+
+    def modulated_input(self, x_BLC: Tensor, modulation_BM: Tensor) -> Tensor:
+        """The first block's, of the image stream, BLD."""
+        shift, scale = modulation_BM[:, None].chunk(self.config.modulation_numbers // self.config.width, dim=-1)[:2]
+        return modulate(self.x_embedder(x_BLC), shift, scale)
+
+    def first_residual(
+        self, x_BLC: Tensor, prompt_BSD: Tensor, modulation_BM: Tensor, *, x_rope: Rope, prompt_rope: Rope
+    ) -> Tensor:
+        """What the first block adds to the image stream, BLD."""
+        parts = modulation_BM[:, None].chunk(self.config.modulation_numbers // self.config.width, dim=-1)
+        x_BLD = self.x_embedder(x_BLC)
+        return self.transformer_blocks[0](x_BLD, prompt_BSD, parts[:12], _joined(prompt_rope, x_rope))[0] - x_BLD
+
+
+def _joined(prompt_rope: Rope, x_rope: Rope) -> Rope:
+    return torch.cat([prompt_rope[0], x_rope[0]]), torch.cat([prompt_rope[1], x_rope[1]])

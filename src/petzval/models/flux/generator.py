@@ -18,7 +18,7 @@ from torch import Tensor
 from petzval.errors import BadRequestError
 from petzval.models.checkpoint import Checkpoint
 from petzval.models.components import load_text_encoder, load_tokenizer, load_vae
-from petzval.models.family import Attention, Conditioning, MakeSchedule
+from petzval.models.family import Attention, Conditioning, MakeSchedule, Probe
 from petzval.models.flux import spec as facts
 from petzval.models.flux import tokens
 from petzval.models.flux.conditioning import TextEncoders, kontext_size
@@ -167,20 +167,45 @@ class Flux:
         self, latents: Tensor, steps: Sequence[int], branches: Sequence[str], invariants: Sequence[FluxInvariants]
     ) -> Tensor:
         """Latents BCHW -> velocity BCHW, both float32; see models.family.Family."""
+        x_BLC, prompt_BSD, modulation_BM, ropes = self._inputs(latents, steps, branches, invariants)
+        velocity_BLC = self.dit(x_BLC, prompt_BSD, modulation_BM, **ropes)[:, : self._num_tokens(latents)]
+        return tokens.unpack(velocity_BLC.float(), height=latents.shape[-2], width=latents.shape[-1])
+
+    @torch.no_grad()
+    def probe(
+        self,
+        name: Probe,
+        latents: Tensor,
+        steps: Sequence[int],
+        branches: Sequence[str],
+        invariants: Sequence[FluxInvariants],
+    ) -> Tensor:
+        """Of the first block's image stream, without references, BLD; see models.family.Family."""
+        x_BLC, prompt_BSD, modulation_BM, ropes = self._inputs(latents, steps, branches, invariants)
+        if name == "modulated-input":
+            found = self.dit.modulated_input(x_BLC, modulation_BM)
+        else:
+            found = self.dit.first_residual(x_BLC, prompt_BSD, modulation_BM, **ropes)
+        return found[:, : self._num_tokens(latents)]
+
+    def _num_tokens(self, latents: Tensor) -> int:
+        return latents.shape[-2] * latents.shape[-1] // tokens.PATCH**2
+
+    def _inputs(
+        self, latents: Tensor, steps: Sequence[int], branches: Sequence[str], invariants: Sequence[FluxInvariants]
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+        """The transformer's tokens BLC, prompt BSD, modulation BM and rotary tables."""
         rows = list(zip(invariants, branches, steps, strict=True))
         x_BLC = tokens.pack(latents.to(self.dit.dtype))
-        num_tokens = x_BLC.shape[1]
         references = [row.reference_LC for row in invariants if row.reference_LC is not None]
         if references:
             x_BLC = torch.cat([x_BLC, torch.stack(references)], dim=1)
-        velocity_BLC = self.dit(
+        return (
             x_BLC,
             torch.stack([row.prompt_SD[branch] for row, branch, _ in rows]),
             torch.stack([row.modulation_RM[branch][step] for row, branch, step in rows]),
-            x_rope=invariants[0].x_rope,
-            prompt_rope=invariants[0].prompt_rope,
+            {"x_rope": invariants[0].x_rope, "prompt_rope": invariants[0].prompt_rope},
         )
-        return tokens.unpack(velocity_BLC[:, :num_tokens].float(), height=latents.shape[-2], width=latents.shape[-1])
 
     def decode(self, plan: Plan, conditioning: Conditioning, latents: Tensor) -> Tensor:
         return self.vae.decode(latents)

@@ -232,14 +232,18 @@ class Block(nn.Module):
     def forward(
         self, x_BLD: Tensor, block_BT6D: Tensor, kv: TextKV, rope: Rope, text_bias_S: Tensor | None = None
     ) -> Tensor:
-        table = (self.scale_shift_table + block_BT6D.float())[:, :, :, None]
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = table.unbind(2)
-        h = _per_frame(layer_norm(x_BLD, self.norm1), scale, shift).type_as(x_BLD)
+        h, gate, mlp_shift, mlp_scale, mlp_gate = self.modulated_input(x_BLD, block_BT6D)
         x_BLD = _add_gated(x_BLD, self.attn1.self_attention(h, rope), gate)
         h = layer_norm(x_BLD, self.norm2).type_as(x_BLD)
         x_BLD = x_BLD + self.attn2.cross_attention(h, kv, text_bias_S)
         h = _per_frame(layer_norm(x_BLD, self.norm3), mlp_scale, mlp_shift).type_as(x_BLD)
         return _add_gated(x_BLD, self.ffn(h), mlp_gate)
+
+    def modulated_input(self, x_BLD: Tensor, block_BT6D: Tensor) -> tuple[Tensor, ...]:
+        """What self-attention is given (BLD), its gate, and the mlp's shift, scale and gate."""
+        table = (self.scale_shift_table + block_BT6D.float())[:, :, :, None]
+        shift, scale, *rest = table.unbind(2)
+        return _per_frame(layer_norm(x_BLD, self.norm1), scale, shift).type_as(x_BLD), *rest
 
 
 def _per_frame(x_BLD: Tensor, scale_BT1D: Tensor, shift_BT1D: Tensor) -> Tensor:
@@ -317,6 +321,23 @@ class WanDiT(nn.Module):
         shift, scale = (self.scale_shift_table + modulation.out[:, :, None].float())[:, :, :, None].unbind(2)
         x_BLD = _per_frame(layer_norm(x_BLD, self.norm_out), scale, shift).type_as(x_BLD)
         return self.unpatch(self.proj_out(x_BLD), grid)
+
+    def modulated_input(self, latents_BCTHW: Tensor, modulation: Modulation) -> Tensor:
+        """The first block's, BLD."""
+        block: Any = self.blocks[0]
+        return block.modulated_input(self.embed_patches(latents_BCTHW), modulation.block)[0]
+
+    def first_residual(
+        self,
+        latents_BCTHW: Tensor,
+        modulation: Modulation,
+        text: Sequence[TextKV],
+        rope: Rope,
+        text_bias_S: Tensor | None = None,
+    ) -> Tensor:
+        """What the first block adds to its input, BLD."""
+        x_BLD = self.embed_patches(latents_BCTHW)
+        return self.blocks[0](x_BLD, modulation.block, text[0], rope, text_bias_S) - x_BLD
 
     def embed_patches(self, latents_BCTHW: Tensor) -> Tensor:
         """The patch convolution, whose stride is its kernel, as one matrix product."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from petzval.errors import BadRequestError
 from petzval.models.checkpoint import Checkpoint
 from petzval.models.components import load_image_encoder, load_text_encoder, load_tokenizer, load_vae
-from petzval.models.family import Attention, Conditioning, MakeSchedule
+from petzval.models.family import Attention, Conditioning, MakeSchedule, Probe
 from petzval.models.validate import complete, fit_size
 from petzval.models.wan import spec as facts
 from petzval.models.wan.conditioning import ImageEncoder, TextEncoder, condition_latents
@@ -196,6 +196,26 @@ class Wan:
         self, latents: Tensor, steps: Sequence[int], branches: Sequence[str], invariants: Sequence[WanInvariants]
     ) -> Tensor:
         """Latents BCTHW -> velocity BCTHW, both float32; see models.family.Family."""
+        dit, inputs = self._inputs(latents, steps, branches, invariants)
+        return dit(*inputs).float()
+
+    @torch.no_grad()
+    def probe(
+        self,
+        name: Probe,
+        latents: Tensor,
+        steps: Sequence[int],
+        branches: Sequence[str],
+        invariants: Sequence[WanInvariants],
+    ) -> Tensor:
+        """Of the first block, BLD; see models.family.Family."""
+        dit, inputs = self._inputs(latents, steps, branches, invariants)
+        return dit.modulated_input(*inputs[:2]) if name == "modulated-input" else dit.first_residual(*inputs)
+
+    def _inputs(
+        self, latents: Tensor, steps: Sequence[int], branches: Sequence[str], invariants: Sequence[WanInvariants]
+    ) -> tuple[WanDiT, tuple[Any, ...]]:
+        """The expert that these steps are for, and its forward's arguments."""
         first = invariants[0]
         expert = first.experts[steps[0]]
         dit = self.experts[expert]
@@ -213,7 +233,7 @@ class Wan:
             [row.text[expert, branch] for row, branch in zip(invariants, branches, strict=True)],
             self.text_encoder.max_tokens,
         )
-        return dit(x_BCTHW.to(self.dtype), modulation, text, first.rope, bias_S).float()
+        return dit, (x_BCTHW.to(self.dtype), modulation, text, first.rope, bias_S)
 
     def decode(self, plan: Plan, conditioning: Conditioning, latents: Tensor) -> Tensor:
         first_frame = conditioning.get("first_frame_latents")
