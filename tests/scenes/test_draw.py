@@ -75,7 +75,8 @@ def test_every_frame_is_background_outside_the_mask_and_sprite_inside(scene: Sce
     assert (mask.shape, mask.dtype) == ((num_frames, CANVAS, CANVAS), np.float32)
     assert mask.min() >= 0
     assert mask.max() == 1
-    background = np.broadcast_to(background_image(scene.background, scene.variant, CANVAS), frames.shape)
+    lights = range(num_frames)
+    background = np.stack([background_image(scene.background, scene.variant, CANVAS, frame=t) for t in lights])
     assert np.array_equal(frames[mask == 0], background[mask == 0])
     hidden = mask == 1
     elsewhere = draw(Scene(**{**vars(scene), "background": "plain white", "variant": 0}), num_frames=num_frames)

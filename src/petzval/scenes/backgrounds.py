@@ -21,13 +21,18 @@ DIM = 0.3
 """Share of the light that is gone at the right border: it falls from the left on every background. A picture's left is
 then told from its right without words, as its top is from its bottom; a model that need not know where the middle is to
 draw a background does not learn it from the few words for places either."""
+DAWN = 8
+"""Frames in which a clip's light becomes even. A clip's beginning is then told from its end, for the same reason."""
 
 Colour = tuple[int, int, int]
 
 
-@lru_cache(maxsize=256)
-def background_image(background: str, variant: int, canvas: int) -> NDArray[np.uint8]:
-    """One background, uint8 sRGB, H W 3, read-only. Raises `BadRequestError` for an impossible canvas."""
+@lru_cache(maxsize=1024)
+def background_image(background: str, variant: int, canvas: int, *, frame: int = 0) -> NDArray[np.uint8]:
+    """One background in the light of a clip's frame, uint8 sRGB, H W 3, read-only. From frame `DAWN` on they are equal.
+
+    Raises `BadRequestError` for an impossible canvas.
+    """
     if canvas < 16 or canvas % 16:
         nearest = max(16, round(canvas / 16) * 16)
         raise BadRequestError(f"canvas must be a positive multiple of 16, got {canvas}; nearest: {nearest}")
@@ -38,8 +43,9 @@ def background_image(background: str, variant: int, canvas: int) -> NDArray[np.u
         shade = (1.0, 0.94, 0.88)[variant]
         colour = np.array(PLAIN_COLOURS[background.removeprefix("plain ")]) * shade
         image_HWC = np.broadcast_to(colour.round().astype(np.uint8), (canvas, canvas, 3))
+    dim = DIM * max(0.0, 1 - frame / DAWN)
     columns_W1 = (np.arange(canvas, dtype=np.float32)[:, None] + 0.5) / canvas
-    image_HWC = (image_HWC * (1 - DIM * columns_W1)).round().astype(np.uint8)
+    image_HWC = (image_HWC * (1 - dim * columns_W1)).round().astype(np.uint8)
     image_HWC.setflags(write=False)
     return image_HWC
 

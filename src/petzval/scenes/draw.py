@@ -107,9 +107,10 @@ def draw(scene: Scene, *, num_frames: int = 1, canvas: int = CANVAS) -> NDArray[
 
     Raises `BadRequestError` for a canvas that is not a positive multiple of 16, `UnavailableError` without the font.
     """
-    background_HWC = background_image(scene.background, scene.variant, canvas)
-    frames_THWC = np.broadcast_to(background_HWC, (num_frames, *background_HWC.shape)).copy()
-    for frame_HWC, (picture, rows, columns) in zip(frames_THWC, _windows(scene, num_frames, canvas), strict=True):
+    windows = list(_windows(scene, num_frames, canvas))  # which refuses an impossible number of frames
+    behind = [background_image(scene.background, scene.variant, canvas, frame=frame) for frame in range(num_frames)]
+    frames_THWC = np.stack(behind)
+    for frame_HWC, (picture, rows, columns) in zip(frames_THWC, windows, strict=True):
         under_HWC = frame_HWC[rows[0], columns[0]]
         over_HWC = picture.colour_HWC[rows[1], columns[1]] + picture.clear_HWC[rows[1], columns[1]] * under_HWC
         frame_HWC[rows[0], columns[0]] = over_HWC.astype(np.uint8)

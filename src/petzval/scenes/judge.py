@@ -66,7 +66,7 @@ def judge(frames_THWC: NDArray[np.uint8]) -> Verdict:
     """
     pictures = [shrink(frame_HWC) for frame_HWC in _on_canvas(frames_THWC)]
     background = _read_background(pictures)
-    behind = [settled_background(picture, background) for picture in pictures]
+    behind = [settled_background(picture, background, frame=frame) for frame, picture in enumerate(pictures)]
     finalists = rank_subjects(pictures, behind)[:FINALISTS]
     matchers = [Matcher(picture, blank) for picture, blank in zip(pictures, behind, strict=True)]
     fine = {subject: _track(matchers, subject) for subject in finalists}
@@ -108,7 +108,7 @@ def _on_canvas(frames_THWC: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
 
 
 def _read_background(pictures: Sequence[Array]) -> str:
-    errors = sum(background_errors(picture) for picture in pictures)
+    errors = sum(background_errors(picture, frame=frame) for frame, picture in enumerate(pictures))
     return BACKGROUNDS[int(np.argmin(errors))]
 
 

@@ -12,7 +12,7 @@ import scipy.fft
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from petzval.scenes.backgrounds import background_image
+from petzval.scenes.backgrounds import DAWN, background_image
 from petzval.scenes.draw import CANVAS
 from petzval.scenes.sprites import sprite
 from petzval.scenes.vocabulary import BACKGROUNDS, NUM_VARIANTS, SUBJECTS
@@ -55,22 +55,22 @@ def shrink(frame_HWC: NDArray[np.uint8]) -> Array:
     return _soften(_halve(frame_HWC))
 
 
-def background_errors(picture_HWC: Array) -> Array:
+def background_errors(picture_HWC: Array, *, frame: int) -> Array:
     """Each background's mean squared error over the pixels that fit it best, those which no subject hides.
 
     In the order of `BACKGROUNDS`; the drawing that fits best counts.
     """
-    drawings_VHWC = _all_drawings()
+    drawings_VHWC = _all_drawings(min(frame, DAWN))
     errors = np.square(_halve(picture_HWC) - drawings_VHWC).sum(-1).reshape(len(drawings_VHWC), -1)
     count = int(KEPT * errors.shape[1])
     kept = np.partition(errors, count, axis=1)[:, :count].mean(1)
     return np.asarray(kept.reshape(len(BACKGROUNDS), NUM_VARIANTS).min(1))
 
 
-def settled_background(picture_HWC: Array, background: str) -> Array:
+def settled_background(picture_HWC: Array, background: str, *, frame: int) -> Array:
     """The background behind a picture, H W 3: pixel by pixel the nearest of its drawings, since a generated picture
     may mix them, all colours then moved to the picture's."""
-    drawings_VHWC = _drawings(background)
+    drawings_VHWC = _drawings(background, min(frame, DAWN))
     errors_VHW = np.square(picture_HWC - drawings_VHWC).sum(-1)
     nearest_HW = errors_VHW.argmin(0)
     chosen_HWC = np.take_along_axis(drawings_VHWC, nearest_HW[None, ..., None], 0)[0]
@@ -167,15 +167,16 @@ def _padded_sprite(subject: str, pixels: int) -> Array:
     return _soften(_halve(np.pad(whole_HWC, ((margin, margin), (margin, margin), (0, 0)))))
 
 
-@lru_cache(maxsize=64)
-def _drawings(background: str) -> Array:
-    return np.stack([shrink(background_image(background, variant, CANVAS)) for variant in range(NUM_VARIANTS)])
+@lru_cache(maxsize=len(BACKGROUNDS) * (DAWN + 1))
+def _drawings(background: str, frame: int) -> Array:
+    variants = range(NUM_VARIANTS)
+    return np.stack([shrink(background_image(background, variant, CANVAS, frame=frame)) for variant in variants])
 
 
-@lru_cache(maxsize=1)
-def _all_drawings() -> Array:
+@lru_cache(maxsize=DAWN + 1)
+def _all_drawings(frame: int) -> Array:
     """All backgrounds' drawings at quarter resolution, background by background."""
-    return np.stack([_halve(drawing) for background in BACKGROUNDS for drawing in _drawings(background)])
+    return np.stack([_halve(drawing) for background in BACKGROUNDS for drawing in _drawings(background, frame)])
 
 
 def _soften(image_HWC: Array) -> Array:

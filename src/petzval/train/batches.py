@@ -20,8 +20,8 @@ class Batches:
         self.sets, self.tokenizer, self.config = sets, tokenizer, config
 
     def is_clip(self, train_step: int) -> bool:
-        late = train_step - self.config.clips_from
-        return late >= 0 and late % self.config.clips_every == 0
+        late, share = train_step - self.config.clips_from, self.config.clips_share
+        return late >= 0 and int((late + 1) * share) > int(late * share)
 
     def at(self, train_step: int) -> FlowBatch:
         config = self.config

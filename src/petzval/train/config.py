@@ -83,8 +83,8 @@ class FlowConfig:
     batch_clips: int = 4
     clips_from: int = 2_000
     """Step from which clips are learned too."""
-    clips_every: int = 2
-    """Then every so-many-th step is a batch of clips."""
+    clips_share: float = 0.5
+    """Then this share of steps are batches of clips."""
     centred_from: int = 0
     """Step from which only scenes without jitter are learned (where the data has some). A small model that has seen
     everywhere a subject can lie in its patches does better to remember few places well."""
