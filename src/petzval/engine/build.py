@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from petzval.engine.model import Model
+from petzval.engine.recipes import shelf
 from petzval.errors import UnavailableError
 from petzval.models import registry
 from petzval.models.checkpoint import Checkpoint, resolve
@@ -15,7 +16,7 @@ from petzval.ops.attention import build_attention
 from petzval.ops.table import Verdicts
 from petzval.sampling.schedules import make_schedule
 from petzval.tasks.result import Runs
-from petzval.types import CheckpointId, Request
+from petzval.types import BuildPlan, CheckpointId, Request
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -48,7 +49,8 @@ def load(
         attention=chosen.plain.name,
         torch=torch.__version__,
     )
-    return Model(family=family, runs=runs)
+    build = BuildPlan(attention=attention)
+    return Model(family=family, runs=runs, build=build, kind=device_kind(place), shelf=shelf())
 
 
 def identify(name: str, *, revision: str | None = None) -> CheckpointId:
@@ -87,6 +89,15 @@ def pick_device(name: str) -> torch.device:
         built = "" if not name.startswith("cuda") or torch.version.cuda else "; this torch was built without CUDA"
         raise UnavailableError(f"device {name!r} is not here; have auto, {', '.join(here)}{built}")
     return torch.device("cuda:0" if name == "cuda" else name)
+
+
+def device_kind(device: torch.device) -> str:
+    """The kind of device that a recipe's evidence is for: "cpu-avx2", "cuda-9.0", "mps"."""
+    if device.type == "cuda":
+        return "cuda-{}.{}".format(*torch.cuda.get_device_capability(device))
+    if device.type == "cpu":
+        return f"cpu-{torch.backends.cpu.get_cpu_capability().lower()}"
+    return device.type
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
