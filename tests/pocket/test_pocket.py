@@ -94,8 +94,8 @@ def test_diffusers_animates_a_picture_the_same_parity(
 
 def test_pictures_show_what_was_asked(pocket: Model) -> None:
     accuracy = judge(pocket, JudgeConfig(prompts=24, seed=1, batch=12, num_inference_steps=20), video=False).overall()
-    # No floor for the position: this checkpoint has hardly learned it (see its card).
-    found = {name: accuracy[name].share for name in ("background", "size", "subject")}
+    found = {name: accuracy[name].share for name in ("background", "size", "position", "subject")}
+    assert found["position"] >= 0.8, found
     assert found["background"] >= 0.95, found
     assert found["size"] >= 0.8, found
     assert found["subject"] >= 0.6, found
