@@ -15,6 +15,7 @@ name = "tiny"
 pictures = 40
 clips = 10
 centred_pictures = 12
+centred_clips = 0
 num_frames = 3
 canvas = 64
 [autoencoder]

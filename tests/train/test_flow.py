@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from petzval.errors import BadRequestError
 from petzval.train.batches import Batches
 from petzval.train.config import OptimConfig, TrainConfig
 from petzval.train.flow import FlowBatch, TextToVelocity, draw_sigmas, flow_loss
@@ -39,9 +40,25 @@ def test_batches_of_a_step_are_always_the_same_and_differ_between_steps(parts: t
     assert batches.at(3).latents_BCTHW.shape[2] == 1
 
 
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.75, 1.0])
+def test_clips_come_as_often_as_they_should(parts: tuple[TextToVelocity, Batches], share: float) -> None:
+    _, batches = parts
+    config = dataclasses.replace(batches.config, clips_from=10, clips_share=share)
+    kinds = [Batches(batches.sets, batches.tokenizer, config).is_clip(step) for step in range(50)]
+    assert not any(kinds[:10])
+    assert sum(kinds[10:]) == round(40 * share)
+
+
+def test_data_without_pictures_or_clips_is_refused_before_training(parts: tuple[TextToVelocity, Batches]) -> None:
+    sets = dataclasses.replace(parts[1].sets, clips=None, centred_clips=None)
+    with pytest.raises(BadRequestError, match="data has no clips, centred or not"):
+        sets.choose(clip=True, centred=True)
+
+
 def test_from_a_step_on_only_centred_scenes_are_learned(parts: tuple[TextToVelocity, Batches]) -> None:
     _, batches = parts
     sets, start = batches.sets, batches.config.centred_from
+    assert sets.pictures is not None
     assert any(scene.jitter_x for scene in sets.pictures.scenes)
     assert sets.centred_pictures is not None
     assert not any(scene.jitter_x or scene.jitter_y for scene in sets.centred_pictures.scenes)
@@ -121,7 +138,7 @@ def test_learning_rate_warms_up_holds_and_falls_to_zero() -> None:
 def test_the_share_of_high_noise_begins_at_its_step(parts: tuple[TextToVelocity, Batches]) -> None:
     _, batches = parts
     config = dataclasses.replace(
-        batches.config, high_noise_share=0.5, high_noise_from=2, batch_pictures=12, clips_from=99
+        batches.config, high_noise_share=0.5, high_noise_mean=2.0, high_noise_from=2, batch_pictures=12, clips_from=99
     )
     late = Batches(batches.sets, batches.tokenizer, config)
 

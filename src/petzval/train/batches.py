@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ class Batches:
 
     def is_clip(self, train_step: int) -> bool:
         late, share = train_step - self.config.clips_from, self.config.clips_share
-        return late >= 0 and int((late + 1) * share) > int(late * share)
+        return late >= 0 and math.ceil((late + 1) * share) > math.ceil(late * share)
 
     def at(self, train_step: int) -> FlowBatch:
         config = self.config
