@@ -135,7 +135,7 @@ def test_tiers_without_evidence_run_exact_and_say_so(petzval: Petzval, schnell: 
     assert "note: ran tier exact: no recipe has evidence for tier 'draft'" in ran.err
     assert read_record(Path("fox.png"))["tier"]["ran"] == "exact"
     ran = petzval(f"generate fox {schnell} --tier exact --out exact.png --seed 1 --json")
-    assert ran.json["tier"] == {"asked": "exact", "ran": "exact", "why": None}
+    assert ran.json["tier"] == {"asked": "exact", "ran": "exact", "why": None, "recipe": None, "evidence": None}
     assert (pixels("exact.png") == pixels("fox.png")).all()
 
 
