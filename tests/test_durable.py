@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from petzval.durable import clear_parts, replacing
+from petzval.durable import alone_in, clear_parts, replacing
 
 
 def test_a_file_takes_its_place_when_the_block_ends(tmp_path: Path) -> None:
@@ -18,6 +20,26 @@ def test_a_file_takes_its_place_when_the_block_ends(tmp_path: Path) -> None:
         assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert target.read_text() == "new"
+
+
+def test_only_one_writes_to_a_folder_and_a_killed_ones_claim_ends_with_it(tmp_path: Path) -> None:
+    hold = f"""
+import time, pathlib
+from petzval.durable import alone_in
+with alone_in(pathlib.Path({str(tmp_path)!r})):
+    print("in", flush=True)
+    time.sleep(60)
+"""
+    other = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    with other.stdout:
+        assert other.stdout.readline() == "in\n"
+        with pytest.raises(BlockingIOError), alone_in(tmp_path):
+            pass
+        other.kill()
+        other.wait()
+    with alone_in(tmp_path), pytest.raises(BlockingIOError), alone_in(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError, SystemExit])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -27,6 +28,20 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         part.unlink(missing_ok=True)
     sync(path.parent)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Be the only process that writes to a folder, for as long as the block lasts; a killed one's claim ends with it.
+
+    Raises BlockingIOError when another one is there.
+    """
+    descriptor = os.open(folder / ".petzval-writer", os.O_CREAT | os.O_RDWR, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def clear_parts(folder: Path) -> None:

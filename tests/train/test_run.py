@@ -13,6 +13,7 @@ import torch
 from diffusers import WanPipeline
 from safetensors.torch import load_file
 
+from petzval.durable import alone_in
 from petzval.errors import CheckpointError, UnavailableError
 from petzval.train.config import TrainConfig
 from petzval.train.loop import read_log
@@ -89,7 +90,7 @@ def test_what_a_kill_leaves_half_written_is_made_good(tiny_config: TrainConfig, 
     (stage / ".petzval-0123456789abcdef.part").write_bytes(b"half")
     run(tiny_config, tmp_path, quiet, stages=("transformer",))
     assert [record["step"] for record in read_log(stage / "log.jsonl")] == list(range(1, 7))
-    assert not list(stage.glob(".*"))
+    assert not list(stage.glob(".petzval-*.part"))
     whole, after = (load_file(folder / "transformer" / "state.safetensors") for folder in (tiny_run, tmp_path))
     assert all(torch.equal(whole[name], after[name]) for name in whole)
 
@@ -132,3 +133,12 @@ def test_diffusers_loads_the_exported_weights(tiny_run: Path) -> None:
         "a fox", height=64, width=64, num_frames=2, num_inference_steps=2, generator=torch.Generator().manual_seed(0)
     ).frames
     assert np.isfinite(frames).all()
+
+
+def test_two_runs_do_not_share_a_folder(tiny_config: TrainConfig, tiny_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_run, tmp_path / "run")
+    with (
+        alone_in(tmp_path / "run" / "transformer"),
+        pytest.raises(UnavailableError, match="another process trains into"),
+    ):
+        run(tiny_config, tmp_path / "run", quiet, stages=("transformer",))

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from petzval.durable import clear_parts
-from petzval.errors import NotFiniteError
+from petzval.durable import alone_in, clear_parts
+from petzval.errors import NotFiniteError, UnavailableError
 from petzval.train.config import OptimConfig
 from petzval.train.state import STATE_FILE, RunState, load_state, save_state
 
@@ -70,9 +70,20 @@ def train(
 ) -> RunState:
     """Train every parameter of `model` to `config.steps`, going on from the folder's checkpoint if it has one.
 
-    Raises NotFiniteError when the loss is no longer finite (the last checkpoint is from before).
+    Raises NotFiniteError when the loss is no longer finite (the last checkpoint is from before), UnavailableError when
+    another process trains into the same folder: each would overwrite what the other has learned.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with alone_in(folder):
+            return _train(model, loss_at, config, folder, digest, hooks)
+    except BlockingIOError:
+        raise UnavailableError(f"another process trains into {folder}: wait for it, or give another folder") from None
+
+
+def _train(
+    model: nn.Module, loss_at: LossAt, config: OptimConfig, folder: Path, digest: str, hooks: LoopHooks
+) -> RunState:
     clear_parts(folder)
     state = RunState.fresh(model, make_optimizer(model, config))
     path = folder / STATE_FILE
