@@ -1,8 +1,8 @@
 """Tier exact against diffusers, eager and compiled, on the pocket model: `python bench/exact.py --out FILE`.
 
 Same weights, prompt, seeds, steps, guidance and threads, in one process; after a warm-up (compilation is in it) they
-take turns, the first of a round in turn, too. Whole pipelines, from prompt to pixels; beside each ratio the PSNR between
-results.
+take turns, the first of a round in turn, too. Whole pipelines, from prompt to pixels; beside each ratio the PSNR
+between results.
 """
 
 from __future__ import annotations
