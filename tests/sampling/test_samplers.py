@@ -76,6 +76,13 @@ def test_sampler_parity_with_diffusers(sampler: str, parity_row: Any) -> None:
         parity_row("sampler", sampler, f"{len(STEPS) * len(CASES)} schedules, relative", f"{worst:.1e}")
 
 
+@pytest.mark.parametrize("num_inference_steps", [1, 16, 28])
+def test_lcm_for_flow_matching_is_stochastic_euler(num_inference_steps: int) -> None:
+    """HiDream-I1-Dev and Fast are published with it."""
+    config = config_of("FlowMatchLCMScheduler", shift=6.0)
+    assert compare(config, "euler-stochastic", num_inference_steps, 1.0) <= TOLERANCE
+
+
 @pytest.mark.parametrize("num_inference_steps", [1, 2, 3, 4, 20])
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["bh1", "bh2"])

@@ -19,6 +19,7 @@ from petzval.sampling.schedules import BUILDERS, first_step, make_schedule, mu_f
 from tests.sampling.twins import FLOW, config_of, twin_of
 
 EULER, UNIPC, DPM = "FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler", "DPMSolverMultistepScheduler"
+LCM = "FlowMatchLCMScheduler"
 STEPS = (1, 2, 3, 4, 20, 28, 50, 1000)
 DYNAMIC = {"use_dynamic_shifting": True}
 
@@ -33,6 +34,8 @@ OWN_SPACING = [
     (EULER, {"shift": 3.0, "use_exponential_sigmas": True}, "euler"),
     (EULER, {"shift": 3.0, "use_beta_sigmas": True}, "euler"),
     (EULER, {"shift": 3.0, "stochastic_sampling": True}, "euler-stochastic"),
+    (LCM, {"shift": 6.0}, "euler-stochastic"),
+    (LCM, {"shift": 3.0}, "euler-stochastic"),
     (UNIPC, FLOW, "unipc"),
     (UNIPC, FLOW | {"flow_shift": 3.0}, "unipc"),
     (UNIPC, FLOW | {"flow_shift": 5.0, "solver_type": "bh1", "solver_order": 3}, "unipc-3-bh1"),
@@ -142,6 +145,7 @@ REFUSED = [
     ("invert_sigmas", {"_class_name": EULER}, {"invert_sigmas": True}),
     ("use_exponential_sigmas", {"_class_name": EULER}, {"use_karras_sigmas": True, "use_exponential_sigmas": True}),
     ("use_dynamic_shifting", {"_class_name": EULER}, DYNAMIC),
+    ("scale_factors", {"_class_name": LCM}, {"scale_factors": [0.5]}),
     ("shift", {"_class_name": EULER}, {"shift": "three"}),
     ("shift", {"_class_name": EULER}, {"shift": None}),
     ("shift", {"_class_name": EULER}, {"shift": float("nan")}),

@@ -9,6 +9,7 @@ import torch
 from diffusers import (
     DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
+    FlowMatchLCMScheduler,
     UniPCMultistepScheduler,
 )
 from torch import Tensor
@@ -20,7 +21,13 @@ from petzval.sampling.samplers import SAMPLERS
 Velocity = Callable[[Tensor, float], Tensor]
 
 SCHEDULERS: dict[str, Any] = {
-    cls.__name__: cls for cls in (DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler)
+    cls.__name__: cls
+    for cls in (
+        DPMSolverMultistepScheduler,
+        FlowMatchEulerDiscreteScheduler,
+        FlowMatchLCMScheduler,
+        UniPCMultistepScheduler,
+    )
 }
 FLOW = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
 

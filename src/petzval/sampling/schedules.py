@@ -42,10 +42,10 @@ KNOWN_KEYS = frozenset({
     "sample_max_value", "predict_x0", "solver_type", "lower_order_final", "disable_corrector", "solver_p",
     "use_flow_sigmas", "flow_shift", "timestep_spacing", "steps_offset", "final_sigmas_type", "rescale_betas_zero_snr",
     "sigma_min", "sigma_max", "algorithm_type", "euler_at_final", "use_lu_lambdas", "lambda_min_clipped",
-    "variance_type",
+    "variance_type", "scale_factors", "upscale_mode",
 })
 # fmt: on
-"""Options of the three schedulers. A checkpoint's file may carry leftovers of another scheduler; diffusers passes over
+"""Options of the four schedulers. A checkpoint's file may carry leftovers of another scheduler; diffusers passes over
 them and so do we. An option outside this list that is switched on is refused."""
 
 
@@ -211,6 +211,12 @@ def _euler(config: Mapping[str, Any], num_inference_steps: int, image_seq_len: i
     return _floats([*sigmas, 0.0]), _floats(sigmas * train), name
 
 
+def _lcm(config: Mapping[str, Any], num_inference_steps: int, image_seq_len: int | None) -> Built:
+    """FlowMatchLCMScheduler: the Euler scheduler's spacing, and its stochastic steps."""
+    _must_be_off(config, "scale_factors")
+    return _euler({**config, "stochastic_sampling": True}, num_inference_steps, image_seq_len)
+
+
 def _unipc(config: Mapping[str, Any], num_inference_steps: int, image_seq_len: int | None) -> Built:
     """UniPCMultistepScheduler with flow sigmas."""
     _must_be_flow(config)
@@ -255,6 +261,7 @@ def _dpm(config: Mapping[str, Any], num_inference_steps: int, image_seq_len: int
 
 BUILDERS: dict[str, Callable[[Mapping[str, Any], int, int | None], Built]] = {
     "FlowMatchEulerDiscreteScheduler": _euler,
+    "FlowMatchLCMScheduler": _lcm,
     "UniPCMultistepScheduler": _unipc,
     "DPMSolverMultistepScheduler": _dpm,
 }
