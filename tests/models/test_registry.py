@@ -55,6 +55,7 @@ def test_published_classes_have_a_family() -> None:
         "FluxPipeline": "petzval.models.flux",
         "FluxKontextPipeline": "petzval.models.flux",
         "FluxImg2ImgPipeline": "petzval.models.flux",
+        "HiDreamImagePipeline": "petzval.models.hidream",
         "WanPipeline": "petzval.models.wan",
         "WanImageToVideoPipeline": "petzval.models.wan",
     }

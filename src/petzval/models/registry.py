@@ -45,6 +45,7 @@ _FAMILIES: dict[str, str] = {
     "FluxPipeline": "petzval.models.flux",
     "FluxKontextPipeline": "petzval.models.flux",
     "FluxImg2ImgPipeline": "petzval.models.flux",
+    "HiDreamImagePipeline": "petzval.models.hidream",
     "WanPipeline": "petzval.models.wan",
     "WanImageToVideoPipeline": "petzval.models.wan",
 }

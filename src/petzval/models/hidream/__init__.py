@@ -1,5 +1,6 @@
-"""HiDream-I1, native: the transformer as plain math."""
+"""HiDream-I1, native: Full, Dev and Fast, from a folder in the diffusers layout."""
 
-from petzval.models.hidream.dit import HiDreamConfig, HiDreamDiT
+from petzval.models.hidream.generator import HiDream, load
+from petzval.models.hidream.spec import spec
 
-__all__ = ["HiDreamConfig", "HiDreamDiT"]
+__all__ = ["HiDream", "load", "spec"]

@@ -327,6 +327,10 @@ class HiDreamDiT(nn.Module):
         widths = [llama] * (config.num_layers + config.num_single_layers) + [t5]
         self.caption_projection = nn.ModuleList(Named("linear", nn.Linear(w, width, bias=False)) for w in widths)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.final_layer.linear.weight.dtype
+
     # Constant over a trajectory's steps.
 
     def embed_prompt(self, t5_BSE: Tensor, llama: Sequence[Tensor]) -> Prompt:
@@ -373,3 +377,18 @@ class HiDreamDiT(nn.Module):
             joint_BJD = block(longer, [next(parts) for _ in range(6)], rope, empty)[:, : num_x + lasting.shape[1]]
         shift, scale = next(parts), next(parts)
         return self.final_layer.linear(modulate(joint_BJD[:, :num_image], shift, scale))
+
+    def modulated_input(self, x_BLC: Tensor, modulation_BM: Tensor) -> Tensor:
+        """The first block's, of the image stream, BLD."""
+        shift, scale = modulation_BM[:, None].chunk(self.config.modulation_parts, dim=-1)[:2]
+        return modulate(self.x_embedder(x_BLC), shift, scale)
+
+    def first_residual(
+        self, x_BLC: Tensor, prompt: Prompt, modulation_BM: Tensor, *, rope: Rope, empty: int = 0
+    ) -> Tensor:
+        """What the first block adds to the image stream, BLD."""
+        parts = modulation_BM[:, None].chunk(self.config.modulation_parts, dim=-1)
+        x_BLD = self.x_embedder(F.pad(x_BLC, (0, 0, 0, 1)) if empty else x_BLC)
+        text = torch.cat([prompt.lasting, prompt.per_block[0]], dim=1)
+        after = self.double_stream_blocks[0](x_BLD, text, parts[:12], rope, empty)[0]
+        return (after - x_BLD)[:, : x_BLC.shape[1]]
