@@ -23,7 +23,7 @@ def test_values_of_the_file_stand_in_the_config(tmp_path: Path) -> None:
         ("name = 'x'\n[optim]\nsteps = 'many'", "optim.steps must be int, got 'many'"),
         ("name = 'x'\n[optim]\nsteps = true", "optim.steps must be int"),
         ("name = 'x'\n[optim]\nlr = 1.0", "unknown optim.lr; allowed: steps"),
-        ("name = 'x'\n[flows]\nsteps = 1", "unknown flows; allowed: name, data"),
+        ("name = 'x'\n[flows]\nsteps = 1", "unknown flows; allowed: name, start, data"),
         ("[flow]\nsteps = 1", "name must be a string"),
         ("name = ", "not TOML"),
         ("name = 'x'\n[optim]\nbetas = [0.9]", "optim.betas must be tuple"),

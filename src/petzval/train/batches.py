@@ -37,16 +37,19 @@ class Batches:
         tell = telling_caption if train_step >= config.telling_from else caption
         texts = [tell(data.scenes[row], rng).text if rng.random() >= config.drop_prompt else "" for row in rows]
         tokens = self.tokenizer(texts, padding="longest", return_tensors="pt")
-        sigma = draw_sigmas(self._means(train_step, size, generator), generator)[:, None].repeat(1, latents.shape[2])
+        sigma = draw_sigmas(self._means(train_step, size, generator, clip=clip), generator)[:, None].repeat(
+            1, latents.shape[2]
+        )
         if latents.shape[2] > 1:
             given = torch.from_numpy(rng.random(size) < config.first_frame_given)
             sigma[given, 0] = 0.0
         noise = torch.randn(latents.shape, generator=generator)
         return FlowBatch(latents, weight, tokens["input_ids"], tokens["attention_mask"], sigma, noise)
 
-    def _means(self, train_step: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    def _means(self, train_step: int, size: int, generator: torch.Generator, *, clip: bool) -> torch.Tensor:
         """The mean of each sample's logit-normal noise level."""
         config = self.config
         share = config.high_noise_share if train_step >= config.high_noise_from else 0.0
         high = torch.rand(size, generator=generator) < share
-        return torch.where(high, config.high_noise_mean, config.timestep_mean)
+        high_mean = config.high_noise_mean_clips if clip else config.high_noise_mean
+        return torch.where(high, high_mean, config.timestep_mean)

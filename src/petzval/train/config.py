@@ -94,6 +94,8 @@ class FlowConfig:
     timestep_mean: float = 0.3
     """Timesteps are logit-normal with this mean and unit deviation."""
     high_noise_mean: float = 2.5
+    high_noise_mean_clips: float = 2.5
+    """The same for clips. Frames tell of each other, so that a clip's layout is read off noisier input."""
     high_noise_share: float = 0.4
     """Share of timesteps with this mean instead. Where coarse latents are loud, what lies where is settled while sigma
     is above 0.9; a model that hardly sees such noise learns to read places off its input, and not off the words."""
@@ -140,6 +142,9 @@ class TrainConfig:
     """Everything that decides a pocket checkpoint. Equal configs make equal weights on equal machines."""
 
     name: str
+    start: str = ""
+    """A checkpoint of the Wan layout, by folder or name, to train on from: its autoencoder and tokenizer stay as they
+    are, its text encoder and transformer go on learning. Without one, all are made and trained from nothing."""
     data: DataConfig = field(default_factory=DataConfig)
     autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
@@ -160,6 +165,10 @@ class TrainConfig:
         return digest({name: record[name] for name in sections})
 
 
+MADE_ANEW = ("autoencoder", "decoder", "decoder_optim", "text", "transformer")
+"""The sections of what a run makes when it has no checkpoint to start from."""
+
+
 def read_config(path: Path) -> TrainConfig:
     """Raises BadRequestError naming the file and the key that is unknown, missing or of the wrong type."""
     try:
@@ -171,15 +180,22 @@ def read_config(path: Path) -> TrainConfig:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadRequestError(f"config {path}: not TOML: {error}") from None
     defaults = TrainConfig(name="")
-    sections = [f.name for f in dataclasses.fields(defaults) if f.name != "name"]
-    if unknown := sorted(set(record) - set(sections) - {"name"}):
-        raise BadRequestError(f"config {path}: unknown {', '.join(unknown)}; allowed: name, {', '.join(sections)}")
+    sections = [f.name for f in dataclasses.fields(defaults) if f.name not in ("name", "start")]
+    if unknown := sorted(set(record) - set(sections) - {"name", "start"}):
+        raise BadRequestError(
+            f"config {path}: unknown {', '.join(unknown)}; allowed: name, start, {', '.join(sections)}"
+        )
     if not isinstance(record.get("name"), str):
         raise BadRequestError(f"config {path}: name must be a string, got {record.get('name')!r}")
     if record["name"] in ("", ".", "..") or "/" in record["name"]:
         raise BadRequestError(f"config {path}: name must be the name of a folder, got {record['name']!r}")
+    start = record.get("start", "")
+    if not isinstance(start, str):
+        raise BadRequestError(f"config {path}: start must be a checkpoint's folder or name, got {start!r}")
+    if start and (idle := [name for name in MADE_ANEW if name in record]):
+        raise BadRequestError(f"config {path}: {', '.join(idle)}: no effect on a run that starts from a checkpoint")
     made = {name: _section(path, name, getattr(defaults, name), record.get(name, {})) for name in sections}
-    return TrainConfig(name=record["name"], **made)
+    return TrainConfig(name=record["name"], start=start, **made)
 
 
 def _section(path: Path, name: str, defaults: Any, record: Any) -> Any:

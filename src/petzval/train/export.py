@@ -32,7 +32,9 @@ def export(config: TrainConfig, folder: Path, state: RunState, tokenizer: Any, v
         record = {"_class_name": "WanTransformer3DModel", **_plain(model.dit.config)}
         save_weights(model.dit, folder / "transformer", config=record)
         encoder = model.text_encoder
-        save_weights(encoder, folder / "text_encoder", config=encoder.config.to_dict(), stem="model")
+        # Where a run started from is nothing of what it made.
+        record = {**encoder.config.to_dict(), "_name_or_path": ""}
+        save_weights(encoder, folder / "text_encoder", config=record, stem="model")
     _save_tokenizer(tokenizer, folder / "tokenizer")
     save_vae(vae, folder / "vae")
     _write_json(folder / "scheduler" / "scheduler_config.json", scheduler_config(config.sampling))
@@ -87,7 +89,7 @@ def facts(config: TrainConfig) -> dict[str, Any]:
             "text-to-video": clip,
             "image-to-video": clip,
         },
-        "training": config.digest("data", "autoencoder", "text", "transformer", "flow", "optim"),
+        "training": config.digest("start", "data", "autoencoder", "text", "transformer", "flow", "optim"),
     }
 
 
@@ -105,6 +107,8 @@ def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
     path = folder / "tokenizer_config.json"
     record = json.loads(path.read_text())
     record["tokenizer_class"] = "PreTrainedTokenizerFast"
+    for name in ("is_local", "local_files_only"):  # how it was read, not what it is
+        record.pop(name, None)
     _write_json(path, record)
 
 

@@ -16,7 +16,11 @@ from diffusers import AutoencoderKLWan
 from torch import Tensor
 
 from petzval.errors import CheckpointError
+from petzval.models.checkpoint import resolve
+from petzval.models.components import load_text_encoder, load_tokenizer, load_vae
 from petzval.models.wan.dit import WanConfig, WanDiT
+from petzval.models.wan.spec import layout, spec
+from petzval.models.weights import load_weights
 from petzval.ops.attention import sdpa_attention
 from petzval.scenes.captions import caption
 from petzval.scenes.draw import Scene
@@ -32,7 +36,7 @@ from petzval.train.preview import averaged
 from petzval.train.state import STATE_FILE, RunState, load_state
 from petzval.train.text import make_encoder, make_tokenizer
 
-STATE_SECTIONS = ("data", "autoencoder", "text", "transformer")
+STATE_SECTIONS = ("start", "data", "autoencoder", "text", "transformer")
 """What a training state depends on: a longer run, or a later decay, may go on from a shorter one; another model or
 other data may not."""
 
@@ -41,7 +45,9 @@ Report = Callable[[str, int, int, str], None]
 
 
 def autoencoder(config: TrainConfig, folder: Path, report: Report) -> AutoencoderKLWan:
-    """The PCA autoencoder; with its decoder trained if that stage is done."""
+    """The PCA autoencoder, with its decoder trained if that stage is done; or that of the checkpoint started from."""
+    if config.start:
+        return load_vae(resolve(config.start), dtype=torch.float32, device="cpu")
     trained, start = folder / "vae", folder / "vae-start"
     for path in (trained, start):
         if (path / "config.json").exists():
@@ -59,7 +65,7 @@ def autoencoder(config: TrainConfig, folder: Path, report: Report) -> Autoencode
 def train_decoder(config: TrainConfig, folder: Path, report: Report) -> AutoencoderKLWan:
     """The stage that trains the decoder. The encoder stays, so neither latents nor transformer depend on it."""
     vae = autoencoder(config, folder, report)
-    if (folder / "vae" / "config.json").exists():
+    if config.start or (folder / "vae" / "config.json").exists():
         return vae
     parts = decoder_parts(vae)
 
@@ -101,7 +107,7 @@ def latent_sets(config: TrainConfig, folder: Path, vae: Any, report: Report) -> 
             return None
         seed = data.seed + 3
         return cached_set(
-            folder / f"latents-{config.digest('autoencoder')}",
+            folder / f"latents-{config.digest('start', 'autoencoder')}",
             vae,
             draw_set(count, num_frames=num_frames, canvas=data.canvas, seed=seed, jitter=jitter),
             stem=f"{name.replace(' ', '-')}-{count}-{num_frames}-{seed}",
@@ -128,7 +134,9 @@ def text_parts(config: TrainConfig, scenes: list[Scene]) -> tuple[Any, Any]:
 
 
 def make_model(config: TrainConfig, sets: LatentSets) -> tuple[TextToVelocity, Any]:
-    """The untrained model and its tokenizer; the same for the same config."""
+    """The model as its training begins, and its tokenizer; the same for the same config."""
+    if config.start:
+        return _started_model(config)
     torch.manual_seed(config.flow.seed)
     some = [sets.choose(clip=clip, centred=True).scenes[:8000] for clip in (False, True)]
     tokenizer, encoder = text_parts(config, some[0] + some[1])
@@ -149,6 +157,17 @@ def make_model(config: TrainConfig, sets: LatentSets) -> tuple[TextToVelocity, A
     torch.nn.init.zeros_(dit.proj_out.bias)
     turn_away_from_padding(dit)
     return TextToVelocity(dit, encoder, config.text.max_tokens), tokenizer
+
+
+def _started_model(config: TrainConfig) -> tuple[TextToVelocity, Any]:
+    checkpoint = resolve(config.start)
+    parts = layout(checkpoint)
+    with torch.device("meta"):
+        dit = WanDiT(parts.config, sdpa_attention)
+    load_weights(dit, checkpoint, "transformer", dtype=torch.float32, device="cpu")
+    encoder = load_text_encoder(checkpoint, dtype=torch.float32, device="cpu")
+    model = TextToVelocity(dit, encoder.requires_grad_(requires_grad=True), spec(checkpoint).max_prompt_tokens)
+    return model, load_tokenizer(checkpoint)
 
 
 def restore(config: TrainConfig, folder: Path, report: Report) -> tuple[RunState, Any]:
